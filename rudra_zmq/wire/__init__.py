@@ -1,0 +1,1 @@
+"""The wire: messages, and how they become frames. Knows neither ``core`` nor ``net``."""

@@ -1,0 +1,484 @@
+"""Messages of the control plane: CLI, learnerd and node (DEALER) to psd (ROUTER) and back.
+
+Owns the fields and limits; docs/PROTOCOL.rst says the same in prose and a test holds them together. Every
+message travels in an ``Envelope`` of its own frame: a request carries an id, its reply the same id; a
+notice (id "") has no answer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from rudra_zmq.wire.messages.data import Count, Message, Rank, Short, Text
+
+JobId: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{6}$")]
+Toml: TypeAlias = Annotated[str, Meta(max_length=262144)]
+Blob: TypeAlias = Annotated[bytes, Meta(max_length=524288)]
+JobState: TypeAlias = Literal[
+    "PENDING", "STARTING", "RUNNING", "WAITING", "STOPPING", "STOPPED", "DONE", "FAILED", "LOST"
+]
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """Frame 0 after the protocol prefix: request id (sender's, <= 64 characters; "" for a notice)."""
+
+    id: Annotated[str, Meta(max_length=64)]
+    reply: bool
+
+
+# ------------------------------------------------------------------------------------------- records
+
+
+class EpochRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished epoch of a job; accuracy and losses None until known. Times in seconds."""
+
+    epoch: Count
+    samples: Count
+    distinct: Count
+    updates: Count
+    seconds: float
+    train_loss: float | None = None
+    accuracy: float | None = None
+    test_error: float | None = None
+    staleness_mean: float = 0.0
+    staleness_p95: float = 0.0
+    lr: float = 0.0
+    lam: Count = 0
+    global_batch: Count = 0
+    overlap: float = 0.0
+
+
+class LearnerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank as the lead sees it; ``silent`` is seconds since it was heard."""
+
+    rank: Rank
+    incarnation: Count
+    state: Short  # absent | present | torpid | lost | left
+    host: Short = ""
+    pid: Count = 0
+    gradients: Count = 0
+    samples_per_s: float = 0.0
+    silent: float = 0.0
+    rss: Count = 0
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What the lead tells each second and what status shows."""
+
+    state: JobState
+    reason: Text = ""  # why it waits, stopped or failed
+    protocol: Short = ""
+    rule: Short = ""
+    n: Count = 0
+    lam: Count = 0
+    declared: Count = 0
+    mu: Count = 0
+    c: Count = 0
+    global_batch: Count = 0
+    lr: float = 0.0
+    generation: Count = 0
+    updates: Count = 0
+    epoch: Count = 0
+    epochs: Count = 0
+    samples: Count = 0  # applied in all epochs
+    samples_per_epoch: Count = 0
+    seconds: float = 0.0  # running time, pauses left out
+    samples_per_s: float = 0.0
+    updates_per_s: float = 0.0
+    loss: float | None = None
+    accuracy: float | None = None
+    staleness_mean: float = 0.0
+    staleness_p95: float = 0.0
+    staleness_max: Count = 0
+    histogram: dict[Short, Count] = {}
+    overlap: float = 0.0
+    accepted: Count = 0
+    applied: Count = 0
+    pending: Count = 0
+    skipped: Count = 0
+    drops: dict[Short, Count] = {}
+    learners: list[LearnerRow] = []
+    rows: list[EpochRow] = []
+    snapshot_age: float | None = None
+    memory: Count = 0  # RSS of the node, bytes
+    parameters: Count = 0
+    weights: Text = ""  # path on the lead's host, once written
+    limited_by: Text = ""
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One job of the registry. Times are UTC seconds since 1970 (0: never)."""
+
+    job: JobId
+    name: Short
+    state: JobState
+    created: float
+    started: float = 0.0
+    ended: float = 0.0
+    reason: Text = ""
+    generation: Count = 0
+    folder: Text = ""
+    head: Text = ""
+    progress: Progress | None = None
+
+
+class EventRow(msgspec.Struct, frozen=True, array_like=True):
+    """A line of a job's story, numbered from 1 by the registry."""
+
+    seq: Count
+    time: float
+    level: Literal["I", "W", "E"]
+    text: Text
+
+
+class HostRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A learnerd as the head sees it."""
+
+    name: Short
+    slots: Count
+    free: Count
+    pid: Count
+    last_seen: float
+    versions: dict[Short, Short] = {}
+
+
+# ------------------------------------------------------------------------------------------- replies
+
+
+class Ok(Message, frozen=True, tag="ok"):
+    """Done (also the answer to Stop, Rm, ...); ``text`` may say what was done."""
+
+    text: Text = ""
+
+
+class Error(Message, frozen=True, tag="error"):
+    """Not done: an error of rudra_zmq.errors by its wire code."""
+
+    code: Short
+    message: Text
+    where: Text = ""
+    fix: Text = ""
+
+
+# --------------------------------------------------------------------------------------- CLI to head
+
+
+class Whoami(Message, frozen=True, tag="whoami"):
+    """First on each control connection that is not a daemon's; carries the token of a 0600 file."""
+
+    token: Short
+    version: Short
+
+
+class Submit(Message, frozen=True, tag="submit"):
+    """A new job. ``request`` makes it idempotent; ``toml`` is the effective file; ``origins`` key -> source."""
+
+    request: Short
+    name: Short
+    toml: Toml
+    cwd: Text
+    origins: dict[Short, Short] = {}
+    code_hash: Short = ""
+    again: Short = ""
+
+
+class Submitted(Message, frozen=True, tag="submitted"):
+    job: JobId
+
+
+class ListJobs(Message, frozen=True, tag="list_jobs"):
+    """All jobs, newest first."""
+
+
+class Jobs(Message, frozen=True, tag="jobs"):
+    rows: list[JobRow]
+
+
+class GetJob(Message, frozen=True, tag="get_job"):
+    """One job by id, by name (the newest) or "" (the newest of all)."""
+
+    job: Short
+
+
+class JobReply(Message, frozen=True, tag="job_reply"):
+    row: JobRow
+    toml: Toml = ""
+    origins: dict[Short, Short] = {}
+    code_hash: Short = ""
+
+
+class GetEvents(Message, frozen=True, tag="get_events"):
+    """Events after ``after``; the head holds the answer up to ``wait`` seconds (<= 20) for a new one or for a
+    change of state away from ``state``."""
+
+    job: JobId
+    after: Count
+    wait: float
+    state: Short = ""
+
+
+class Events(Message, frozen=True, tag="events"):
+    rows: list[EventRow]
+    job: JobRow
+
+
+class StopJob(Message, frozen=True, tag="stop_job"):
+    """Drain and snapshot, or at once (the last snapshot stays)."""
+
+    job: JobId
+    now: bool = False
+
+
+class ResumeJob(Message, frozen=True, tag="resume_job"):
+    """Go on with a job that is STOPPED, FAILED or LOST, from its newest snapshot."""
+
+    job: JobId
+
+
+class RemoveJob(Message, frozen=True, tag="remove_job"):
+    """Remove an ended job and its files."""
+
+    job: JobId
+
+
+class DiskUse(Message, frozen=True, tag="disk_use"):
+    """Bytes per job folder."""
+
+
+class DiskUsed(Message, frozen=True, tag="disk_used"):
+    rows: list[tuple[JobId, Short, Count]]  # job, what (snapshots, logs, weights, other), bytes
+
+
+class ListHosts(Message, frozen=True, tag="list_hosts"):
+    pass
+
+
+class Hosts(Message, frozen=True, tag="hosts"):
+    rows: list[HostRow]
+
+
+class ListFiles(Message, frozen=True, tag="list_files"):
+    """Files of a job's folder (logs, weights, metrics, decisions): relative path and size."""
+
+    job: JobId
+
+
+class Files(Message, frozen=True, tag="files"):
+    rows: list[tuple[Text, Count]]
+
+
+class ReadFile(Message, frozen=True, tag="read_file"):
+    """Bytes of one of them; a log of a learner is fetched from its host."""
+
+    job: JobId
+    path: Text
+    offset: Count
+    limit: Annotated[int, Meta(ge=1, le=262144)]
+
+
+class FileData(Message, frozen=True, tag="file_data"):
+    """``inode`` tells a follower that the file was replaced; ``size`` is the file's at the time."""
+
+    data: Blob
+    inode: Count
+    size: Count
+
+
+# ------------------------------------------------------------------------------------ learnerd and head
+
+
+class Register(Message, frozen=True, tag="register"):
+    """A learnerd is here (also after each reconnect), with what already runs on it."""
+
+    token: Short
+    name: Short
+    slots: Count
+    pid: Count
+    boot: Short  # boot id: same as the head's means that ipc paths can be used
+    versions: dict[Short, Short] = {}
+    running: list[tuple[JobId, Rank, Count, Count]] = []  # job, rank, incarnation, pid
+
+
+class Registered(Message, frozen=True, tag="registered"):
+    ping_s: float
+    liveness_s: float
+
+
+class HostPing(Message, frozen=True, tag="host_ping"):
+    """Liveness of a learnerd, sent from its working loop; answered by Ok."""
+
+    free: Count
+
+
+class StartLearners(Message, frozen=True, tag="start_learners"):
+    """Spawn these ranks (and the evaluator where ``evaluator``), each with ``incarnation`` or higher."""
+
+    job: JobId
+    generation: Count
+    name: Short
+    token: Short
+    toml: Toml
+    cwd: Text
+    ranks: list[Rank]
+    evaluator: bool
+    addresses: list[Text]  # of the node, best first
+    threads: Count
+    restarts: Count
+
+
+class NodeMoved(Message, frozen=True, tag="node_moved"):
+    """The job's node was restarted and listens here."""
+
+    job: JobId
+    generation: Count
+    addresses: list[Text]
+
+
+class StopLearners(Message, frozen=True, tag="stop_learners"):
+    """TERM, then KILL after ``grace`` seconds; empty ``ranks`` means all and the evaluator, the job is over."""
+
+    job: JobId
+    ranks: list[Rank] = []
+    grace: float = 5.0
+
+
+class KillLearner(Message, frozen=True, tag="kill_learner"):
+    """Fence one incarnation: SIGKILL at once, then respawn if restarts are left."""
+
+    job: JobId
+    rank: Rank
+    incarnation: Count
+    reason: Text
+
+
+class LearnerStarted(Message, frozen=True, tag="learner_started"):
+    job: JobId
+    rank: Rank
+    incarnation: Count
+    pid: Count
+    evaluator: bool = False
+
+
+class LearnerExit(Message, frozen=True, tag="learner_exit"):
+    """A child ended. ``kind``: ok, error (non-zero: the job fails), signal or oom (a loss). ``tail`` is the end
+    of its output."""
+
+    job: JobId
+    rank: Rank
+    incarnation: Count
+    evaluator: bool
+    kind: Literal["ok", "error", "signal", "oom", "spawn"]
+    status: int
+    respawn: bool
+    text: Text = ""
+    tail: Annotated[str, Meta(max_length=262144)] = ""
+
+
+# ----------------------------------------------------------------------------------------- node and psd
+
+
+class NodeHello(Message, frozen=True, tag="node_hello"):
+    """The node is bound and serves; sent to the psd that spawned it."""
+
+    job: JobId
+    token: Short
+    shard: Count
+    generation: Count
+    pid: Count
+    addresses: list[Text]
+
+
+class NodeReport(Message, frozen=True, tag="node_report"):
+    """Each second, and at each change of state."""
+
+    job: JobId
+    progress: Progress
+
+
+class NodeEvent(Message, frozen=True, tag="node_event"):
+    """A line for the job's story."""
+
+    job: JobId
+    level: Literal["I", "W", "E"]
+    text: Text
+
+
+class NodeFence(Message, frozen=True, tag="node_fence"):
+    """Asks that this incarnation be killed; answered in time by LearnerGone."""
+
+    job: JobId
+    rank: Rank
+    incarnation: Count
+    reason: Text
+
+
+class NodeDone(Message, frozen=True, tag="node_done"):
+    """The job has ended and everything is on disk: DONE, STOPPED or FAILED; the node exits after Ok."""
+
+    job: JobId
+    state: JobState
+    reason: Text
+    progress: Progress
+
+
+class LearnerGone(Message, frozen=True, tag="learner_gone"):
+    """To the node: this incarnation's process is dead (kind lost or fenced) or left (bye)."""
+
+    rank: Rank
+    incarnation: Count
+    kind: Literal["bye", "lost", "fenced"]
+    respawn: bool
+    text: Text = ""
+
+
+class NodeStop(Message, frozen=True, tag="node_stop"):
+    """To the node: drain, snapshot, end as ``state``; with ``now`` end at once, the last snapshot stays."""
+
+    now: bool
+    state: Literal["STOPPED", "FAILED"]
+    reason: Text
+
+
+Control: TypeAlias = (
+    Ok
+    | Error
+    | Whoami
+    | Submit
+    | Submitted
+    | ListJobs
+    | Jobs
+    | GetJob
+    | JobReply
+    | GetEvents
+    | Events
+    | StopJob
+    | ResumeJob
+    | RemoveJob
+    | DiskUse
+    | DiskUsed
+    | ListHosts
+    | Hosts
+    | ListFiles
+    | Files
+    | ReadFile
+    | FileData
+    | Register
+    | Registered
+    | HostPing
+    | StartLearners
+    | NodeMoved
+    | StopLearners
+    | KillLearner
+    | LearnerStarted
+    | LearnerExit
+    | NodeHello
+    | NodeReport
+    | NodeEvent
+    | NodeFence
+    | NodeDone
+    | LearnerGone
+    | NodeStop
+)

@@ -1,0 +1,260 @@
+"""Messages of the data plane: learner, pulse and evaluator (DEALER) to node (ROUTER) and back.
+
+Owns the fields and limits; docs/PROTOCOL.rst says the same in prose and a test holds them together. A
+message is frame 0; ``Chunk`` alone has a second frame, the raw payload.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+Rank: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
+Short: TypeAlias = Annotated[str, Meta(max_length=256)]
+Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
+SpanList: TypeAlias = Annotated[list[tuple[Count, Count, Count]], Meta(max_length=4096)]  # epoch, start, stop
+Metrics: TypeAlias = Annotated[dict[Short, float], Meta(max_length=64)]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m"):
+    """Base of all; the tag is the class name in lower case."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One parameter or buffer: its name (stripped), shape and dtype name as torch prints it."""
+
+    name: Short
+    shape: Annotated[list[Count], Meta(max_length=16)]
+    dtype: Short
+
+
+TensorList: TypeAlias = Annotated[list[TensorSpec], Meta(max_length=65536)]
+
+# ------------------------------------------------------------------------------------ learner to node
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """First on every connection. ``key`` is the job-scoped public key (empty on loopback without keys)."""
+
+    role: Literal["learner", "pulse", "evaluator"]
+    job: Short
+    token: Short
+    rank: Rank
+    incarnation: Count
+    key: Short = ""
+    host: Short = ""
+    pid: Count = 0
+    versions: dict[Short, Short] = {}
+
+
+class Attach(Message, frozen=True, tag="attach"):
+    """The model's signature: parameters in flat order, buffers, pairs of tied names."""
+
+    params: TensorList
+    float_buffers: TensorList = []
+    int_buffers: TensorList = []
+    tied: Annotated[list[tuple[Short, Short]], Meta(max_length=65536)] = []
+
+
+class GroupRates(msgspec.Struct, frozen=True, array_like=True):
+    """A span of the flat vector with its own rate and weight decay (from an optimizer's groups)."""
+
+    start: Count
+    stop: Count
+    lr: float
+    weight_decay: float
+
+
+class Rule(Message, frozen=True, tag="rule"):
+    """A script's optimizer as a rule of the server; used where the job file names none."""
+
+    rule: Short
+    momentum: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    rho: float = 0.99
+    groups: Annotated[list[GroupRates], Meta(max_length=65536)] = []
+
+
+class Data(Message, frozen=True, tag="data"):
+    """N samples, mu of this learner (0: the job's), accumulation and leases wanted ahead: it can begin."""
+
+    samples: Count
+    minibatch: Count
+    accumulate: Annotated[int, Meta(ge=1, le=65536)] = 1
+    prefetch: Annotated[int, Meta(ge=0, le=1024)] = 1
+
+
+class Chunk(Message, frozen=True, tag="chunk"):
+    """Part of a vector; the payload frame is its bytes at ``offset``. ``key`` is the random id of the
+    grant (gradient), of the upload (init), or of the transfer announced by Grant, Ready or Evaluate."""
+
+    key: Count
+    offset: Count
+
+
+class Push(Message, frozen=True, tag="push"):
+    """Closes a gradient: all its chunks came before it. ``nbytes`` 0: no tensor (a skipped batch)."""
+
+    rank: Rank
+    incarnation: Count
+    seq: Count
+    generation: Count
+    timestamp: Count
+    key: Count
+    spans: SpanList
+    count: Count
+    nbytes: Count
+    loss: float | None = None
+    rates: Annotated[list[float], Meta(max_length=65536)] | None = None
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+
+
+class Want(Message, frozen=True, tag="want"):
+    """Every lease was begun and no push is due: asks for one more."""
+
+    held: Count  # timestamp of the weights that the learner has
+
+
+class InitDone(Message, frozen=True, tag="init_done"):
+    """Closes the upload of version 0."""
+
+    key: Count
+    nbytes: Count
+
+
+class Credit(Message, frozen=True, tag="credit"):
+    """The receiver of chunks has room for ``chunks`` more (both directions)."""
+
+    chunks: Annotated[int, Meta(ge=1, le=65536)]
+
+
+class Ping(Message, frozen=True, tag="ping"):
+    """Liveness, from the pulse connection; any traffic counts as life."""
+
+    step: Count = 0
+
+
+class Log(Message, frozen=True, tag="log"):
+    """Figures that a script reports (learner.log)."""
+
+    metrics: Metrics
+    epoch: Count = 0
+    step: Count = 0
+
+
+class TestResult(Message, frozen=True, tag="test_result"):
+    """The evaluator's verdict on the weights of one epoch."""
+
+    __test__ = False  # not a test class, whatever pytest thinks
+
+    epoch: Count
+    generation: Count
+    timestamp: Count
+    metrics: Metrics
+    seconds: float
+
+
+class Bye(Message, frozen=True, tag="bye"):
+    """Leaves: ``done`` after Grant.done, ``drain`` on request of its host, ``failed`` with a text."""
+
+    reason: Literal["done", "drain", "failed"]
+    text: Text = ""
+
+
+# ------------------------------------------------------------------------------------ node to learner
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """The session stands. ``job`` is the effective job file as TOML; sizes in bytes, times in seconds."""
+
+    generation: Count
+    timestamp: Count
+    job: Annotated[str, Meta(max_length=262144)]
+    lam: Count
+    chunk: Count
+    credit: Count
+    ping_s: float
+    liveness_s: float
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """No: one line, where, and the fix. The connection is of no more use."""
+
+    code: Short
+    message: Text
+    where: Text = ""
+    fix: Text = ""
+
+
+class SendInit(Message, frozen=True, tag="send_init"):
+    """Upload your weights as version 0, in chunks under ``key``."""
+
+    key: Count
+
+
+class Ready(Message, frozen=True, tag="ready"):
+    """A version exists: its chunks follow under ``key``; ``rule_accepted`` answers Rule."""
+
+    generation: Count
+    timestamp: Count
+    key: Count
+    nbytes: Count
+
+
+class RuleReply(Message, frozen=True, tag="rule_reply"):
+    """Whether the script's optimizer rules (else ``rule`` of the job file does)."""
+
+    accepted: bool
+    rule: Short
+
+
+class Grant(Message, frozen=True, tag="grant"):
+    """The answer of the exchange. ``nbytes`` 0: the learner already has these weights; else the chunks
+    follow under ``weights_key``. ``key`` is the random id for the chunks of the next gradient."""
+
+    ack: Count
+    verdict: Short
+    generation: Count
+    timestamp: Count
+    leases: Annotated[list[SpanList], Meta(max_length=1024)]
+    slot: Count
+    key: Count
+    weights_key: Count = 0
+    nbytes: Count = 0
+    lam: Count = 0
+    done: bool = False
+
+
+class Pong(Message, frozen=True, tag="pong"):
+    """Answer to Ping; ``stop`` asks the learner to drain at its next exchange."""
+
+    stop: bool = False
+
+
+class Evaluate(Message, frozen=True, tag="evaluate"):
+    """Test the weights of this epoch; chunks follow. ``last``: the job waits for this one, then bye."""
+
+    epoch: Count
+    generation: Count
+    timestamp: Count
+    key: Count
+    nbytes: Count
+    last: bool
+
+
+class Finish(Message, frozen=True, tag="finish"):
+    """To the evaluator: nothing more will come."""
+
+
+ToNode: TypeAlias = (
+    Hello | Attach | Rule | Data | Chunk | Push | Want | InitDone | Credit | Ping | Log | TestResult | Bye
+)
+FromNode: TypeAlias = (
+    Welcome | Refused | SendInit | Ready | RuleReply | Grant | Chunk | Credit | Pong | Evaluate | Finish
+)

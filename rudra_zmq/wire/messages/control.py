@@ -314,7 +314,10 @@ class HostPing(Message, frozen=True, tag="host_ping"):
 
 
 class StartLearners(Message, frozen=True, tag="start_learners"):
-    """Spawn these ranks (and the evaluator where ``evaluator``), each with ``incarnation`` or higher."""
+    """Spawn these ranks (and the evaluator where ``evaluator``), each with ``incarnation`` or higher.
+
+    The head raises ``incarnation`` by ``restarts`` + 1 each time, so that no gradient id ever comes twice,
+    also when the learnerd that counted is a new process."""
 
     job: JobId
     generation: Count
@@ -327,6 +330,7 @@ class StartLearners(Message, frozen=True, tag="start_learners"):
     addresses: list[Text]  # of the node, best first
     threads: Count
     restarts: Count
+    incarnation: Count = 1
 
 
 class NodeMoved(Message, frozen=True, tag="node_moved"):
@@ -425,13 +429,15 @@ class NodeDone(Message, frozen=True, tag="node_done"):
 
 
 class LearnerGone(Message, frozen=True, tag="learner_gone"):
-    """To the node: this incarnation's process is dead (kind lost or fenced) or left (bye)."""
+    """To the node: this incarnation's process is dead (kind lost or fenced) or left (bye). ``evaluator``: it is
+    the evaluator's (its rank means nothing)."""
 
     rank: Rank
     incarnation: Count
     kind: Literal["bye", "lost", "fenced"]
     respawn: bool
     text: Text = ""
+    evaluator: bool = False
 
 
 class NodeStop(Message, frozen=True, tag="node_stop"):

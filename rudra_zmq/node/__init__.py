@@ -1,0 +1,1 @@
+"""The process that holds the weights of one job and applies updates."""

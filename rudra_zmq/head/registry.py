@@ -1,0 +1,334 @@
+"""The registry of jobs: SQLite, one writer, what must survive the head.
+
+Owns the schema, the ids of jobs and the order of their story. Must not know: what a state means or which one
+follows another (core.job), sockets, processes. No row is written per gradient, and the figures of a running job
+are stored seldom.
+
+The writer is the thread that opened it. Readers (the command line, for a cluster that is gone) use
+``open_readonly``. Times are UTC seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from rudra_zmq.errors import NotFound, RudraError
+from rudra_zmq.wire.messages.control import EventRow, HostRow, JobReply, JobRow, Progress
+
+SCHEMA_VERSION = 1
+EVENTS_PER_READ = 500
+FORGET_HOST_S = 7 * 86400.0
+
+_SCHEMA = """
+CREATE TABLE jobs (
+    n INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    request TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT NOT NULL DEFAULT '',
+    toml TEXT NOT NULL,
+    cwd TEXT NOT NULL,
+    origins TEXT NOT NULL,
+    code_hash TEXT NOT NULL,
+    again TEXT NOT NULL,
+    token TEXT NOT NULL,
+    created REAL NOT NULL,
+    started REAL NOT NULL DEFAULT 0,
+    ended REAL NOT NULL DEFAULT 0,
+    generation INTEGER NOT NULL DEFAULT 0,
+    incarnation INTEGER NOT NULL DEFAULT 1,
+    hosts TEXT NOT NULL DEFAULT '{}',
+    progress BLOB
+);
+CREATE INDEX jobs_name ON jobs (name, n);
+CREATE TABLE events (
+    job TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+    seq INTEGER NOT NULL,
+    time REAL NOT NULL,
+    level TEXT NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (job, seq)
+) WITHOUT ROWID;
+CREATE TABLE hosts (
+    name TEXT PRIMARY KEY,
+    slots INTEGER NOT NULL,
+    pid INTEGER NOT NULL,
+    versions TEXT NOT NULL,
+    last_seen REAL NOT NULL
+);
+"""
+
+_SET = frozenset({"state", "reason", "started", "ended", "generation", "incarnation"})
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """All that the head needs to take a job up again. ``hosts`` is rank -> name of its host."""
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    toml: str
+    cwd: str
+    token: str
+    generation: int
+    incarnation: int
+    hosts: dict[int, str]
+
+
+class Registry:
+    """Open with ``open`` (the head) or ``open_readonly``; close it."""
+
+    def __init__(self, path: Path, db: sqlite3.Connection) -> None:
+        self.path = path
+        self._db = db
+
+    @classmethod
+    def open(cls, path: Path) -> Registry:
+        """The writer's. Makes the file (0600) where there is none. RudraError where it cannot be used."""
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA foreign_keys = ON")
+            db.execute("PRAGMA cache_size = -512")
+            cls._migrate(path, db)
+        except (OSError, sqlite3.Error) as error:
+            raise RudraError(
+                f"the registry cannot be opened: {error}",
+                where=str(path),
+                fix="check the folder's owner and space",
+            ) from None
+        return cls(path, db)
+
+    @staticmethod
+    def _migrate(path: Path, db: sqlite3.Connection) -> None:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise RudraError(
+                f"the registry was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
+                where=str(path),
+                fix="use the newer rudra, or another state folder",
+            )
+        if version == 0:
+            db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+
+    @classmethod
+    def open_readonly(cls, path: Path) -> Registry:
+        """A reader's, beside a writer or without one. NotFound where there is no registry."""
+        if not path.is_file():
+            raise NotFound(f"there is no registry {path}", fix="`rudra jobs` lists what there is")
+        try:
+            db = sqlite3.connect(
+                f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, timeout=5.0
+            )
+            db.execute("SELECT 1 FROM jobs LIMIT 1")
+        except sqlite3.Error as error:
+            raise RudraError(f"the registry cannot be read: {error}", where=str(path)) from None
+        return cls(path, db)
+
+    def close(self) -> None:
+        self._db.close()
+
+    # ---------------------------------------------------------------------------------------- writing
+
+    @contextmanager
+    def _durable(self) -> Iterator[None]:
+        """What was answered or decided about a job outlives a power cut; events and figures may not."""
+        self._db.execute("PRAGMA synchronous = FULL")
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise RudraError(
+                f"the registry cannot be written: {error}", where=str(self.path), fix="make room on the disk"
+            ) from None
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def submit(
+        self,
+        *,
+        request: str,
+        name: str,
+        toml: str,
+        cwd: str,
+        origins: Mapping[str, str],
+        code_hash: str,
+        again: str,
+        state: str,
+        now: float,
+    ) -> tuple[str, bool]:
+        """The id of the job of this request, and whether it is new (else it was answered before)."""
+        known = self._db.execute("SELECT id FROM jobs WHERE request = ?", (request,)).fetchone()
+        if known is not None:
+            return str(known[0]), False
+        with self._durable():
+            job = self._fresh_id()
+            self._db.execute(
+                "INSERT INTO jobs (id, request, name, state, toml, cwd, origins, code_hash, again, token, created)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    job, request, name, state, toml, cwd, json.dumps(dict(origins)), code_hash, again,
+                    secrets.token_hex(16), now,
+                ),
+            )  # fmt: skip
+        return job, True
+
+    def _fresh_id(self) -> str:
+        while True:
+            job = secrets.token_hex(3)
+            if self._db.execute("SELECT 1 FROM jobs WHERE id = ?", (job,)).fetchone() is None:
+                return job
+
+    def update(self, job: str, **values: Any) -> None:
+        """Set columns among state, reason, started, ended, generation, incarnation; and ``hosts``."""
+        hosts = values.pop("hosts", None)
+        if not set(values) <= _SET:
+            raise ValueError(f"not columns to set: {sorted(set(values) - _SET)}")
+        if hosts is not None:
+            values["hosts"] = json.dumps({str(rank): host for rank, host in hosts.items()})
+        columns = ", ".join(f"{name} = ?" for name in values)
+        with self._durable():
+            self._db.execute(f"UPDATE jobs SET {columns} WHERE id = ?", (*values.values(), job))  # noqa: S608
+
+    def save_progress(self, job: str, progress: Progress) -> None:
+        """The last figures of a job. A full disk loses them, nothing else: RudraError."""
+        self._loose("UPDATE jobs SET progress = ? WHERE id = ?", (msgspec.msgpack.encode(progress), job))
+
+    def add_event(self, job: str, level: str, text: str, now: float) -> None:
+        """The next line of a job's story. RudraError on a full disk."""
+        self._loose(
+            "INSERT INTO events (job, seq, time, level, text)"
+            " SELECT ?1, coalesce(max(seq), 0) + 1, ?2, ?3, ?4 FROM events WHERE job = ?1",
+            (job, now, level, text),
+        )
+
+    def _loose(self, sql: str, values: Sequence[Any]) -> None:
+        try:
+            self._db.execute(sql, values)
+        except sqlite3.Error as error:
+            raise RudraError(f"the registry cannot be written: {error}", where=str(self.path)) from None
+
+    def remove(self, job: str) -> None:
+        """Forget a job and its story."""
+        with self._durable():
+            self._db.execute("DELETE FROM jobs WHERE id = ?", (job,))
+
+    def see_host(self, row: HostRow) -> None:
+        """Remember a learnerd; those not seen for seven days are forgotten."""
+        self._loose(
+            "INSERT OR REPLACE INTO hosts (name, slots, pid, versions, last_seen) VALUES (?, ?, ?, ?, ?)",
+            (row.name, row.slots, row.pid, json.dumps(row.versions), row.last_seen),
+        )
+        self._loose("DELETE FROM hosts WHERE last_seen < ?", (row.last_seen - FORGET_HOST_S,))
+
+    # ---------------------------------------------------------------------------------------- reading
+
+    _ROW = "id, name, state, created, started, ended, reason, generation, progress"
+
+    def _row(self, values: Sequence[Any]) -> JobRow:
+        job, name, state, created, started, ended, reason, generation, blob = values
+        return JobRow(
+            job=job,
+            name=name,
+            state=state,
+            created=created,
+            started=started,
+            ended=ended,
+            reason=reason,
+            generation=generation,
+            folder=str(self.path.parent / "jobs" / job),
+            progress=_progress(blob),
+        )
+
+    def jobs(self) -> list[JobRow]:
+        """All jobs, newest first."""
+        rows = self._db.execute(f"SELECT {self._ROW} FROM jobs ORDER BY n DESC")  # noqa: S608
+        return [self._row(row) for row in rows]
+
+    def find(self, job: str) -> str:
+        """The id of: an id, the newest job of a name, or ("") the newest of all. NotFound."""
+        if not job:
+            found = self._db.execute("SELECT id FROM jobs ORDER BY n DESC LIMIT 1").fetchone()
+        else:
+            found = self._db.execute(
+                "SELECT id FROM jobs WHERE id = ?1 OR name = ?1 ORDER BY id = ?1 DESC, n DESC LIMIT 1", (job,)
+            ).fetchone()
+        if found is None:
+            raise NotFound(
+                f"there is no job {job}" if job else "there are no jobs", fix="`rudra jobs` lists them"
+            )
+        return str(found[0])
+
+    def get(self, job: str) -> JobReply:
+        """A job as ``find`` finds it, with its file. NotFound."""
+        row = self._db.execute(
+            f"SELECT {self._ROW}, toml, origins, code_hash FROM jobs WHERE id = ?",  # noqa: S608
+            (self.find(job),),
+        ).fetchone()
+        *head, toml, origins, code_hash = row
+        return JobReply(row=self._row(head), toml=toml, origins=json.loads(origins), code_hash=code_hash)
+
+    def stored(self, job: str) -> StoredJob:
+        """What starts the job (again), by id. NotFound."""
+        row = self._db.execute(
+            "SELECT id, name, state, reason, toml, cwd, token, generation, incarnation, hosts FROM jobs WHERE id = ?",
+            (job,),
+        ).fetchone()
+        if row is None:
+            raise NotFound(f"there is no job {job}", fix="`rudra jobs` lists them")
+        return StoredJob(*row[:-1], {int(rank): host for rank, host in json.loads(row[-1]).items()})
+
+    def unfinished(self, ended: Sequence[str]) -> list[StoredJob]:
+        """Jobs whose state is none of ``ended``, oldest first."""
+        marks = ", ".join("?" * len(ended))
+        ids = self._db.execute(f"SELECT id FROM jobs WHERE state NOT IN ({marks}) ORDER BY n", tuple(ended))  # noqa: S608
+        return [self.stored(row[0]) for row in ids.fetchall()]
+
+    def events(self, job: str, after: int, limit: int = EVENTS_PER_READ) -> list[EventRow]:
+        """Lines of the story of a job (by id) after ``after``, at most ``limit``."""
+        rows = self._db.execute(
+            "SELECT seq, time, level, text FROM events WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?",
+            (job, after, limit),
+        )
+        return [EventRow(*row) for row in rows]
+
+    def hosts(self, now: float | None = None) -> list[HostRow]:
+        """Learnerds seen in the last seven days; ``free`` is 0, the coordinator knows better."""
+        since = (time.time() if now is None else now) - FORGET_HOST_S
+        rows = self._db.execute(
+            "SELECT name, slots, pid, versions, last_seen FROM hosts WHERE last_seen >= ? ORDER BY name",
+            (since,),
+        )
+        return [
+            HostRow(name=name, slots=slots, free=0, pid=pid, last_seen=seen, versions=json.loads(versions))
+            for name, slots, pid, versions, seen in rows
+        ]
+
+
+def _progress(blob: bytes | None) -> Progress | None:
+    if blob is None:
+        return None
+    try:
+        return msgspec.msgpack.decode(blob, type=Progress)
+    except msgspec.DecodeError:
+        return None  # written by another version: the row stays readable

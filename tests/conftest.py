@@ -102,11 +102,11 @@ def _processes_left(root: Path) -> dict[int, str]:
 
 
 def _processes(root: Path) -> dict[int, str]:
+    """Command lines of this process's descendants, and of those that carry the session's path."""
     parents: dict[int, int] = {}
-    ours: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    commands: dict[int, str] = {}
+    marked: set[int] = set()
+    for entry in Path("/proc").glob("[0-9]*"):
         pid = int(entry.name)
         # A process may end while it is looked at, or be another user's.
         with contextlib.suppress(OSError):
@@ -115,15 +115,10 @@ def _processes(root: Path) -> dict[int, str]:
             if state == "Z" or pid == os.getpid() or any(servant in command for servant in SERVANTS):
                 continue
             parents[pid] = int(parent)
-            environment = (entry / "environ").read_bytes()
-            ours[pid] = command.replace(b"\0", b" ").decode(errors="replace").strip()
-            if os.fsencode(root) not in command + environment:
-                del ours[pid]
-    for pid in parents:
-        if pid not in ours and _descends(pid, parents):
-            with contextlib.suppress(OSError):
-                ours[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
-    return ours
+            commands[pid] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+            if os.fsencode(root) in command + (entry / "environ").read_bytes():
+                marked.add(pid)
+    return {pid: text for pid, text in commands.items() if pid in marked or _descends(pid, parents)}
 
 
 def _descends(pid: int, parents: dict[int, int]) -> bool:

@@ -1,10 +1,10 @@
 """Files of tensors in the safetensors format, written and read without a copy of the whole.
 
-Owns: the format's header and the table of dtypes. Must not know: what the tensors mean. A file is 8 bytes (length of
-the header, little endian), the header as JSON, then the bytes of the tensors one after another.
+Owns: the format's header and the table of dtypes. Must not know: what the tensors mean. A file is 8 bytes
+(length of the header, little endian), the header as JSON, then the bytes of the tensors one after another.
 
-Written here rather than by the safetensors package because that one turns every tensor into a bytes object first,
-which doubles the memory of a snapshot, and because NumPy alone cannot hold bfloat16.
+Written here rather than by the safetensors package because that one turns every tensor into a bytes object
+first, which doubles the memory of a snapshot, and because NumPy alone cannot hold bfloat16.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Array = npt.NDArray[np.generic]
 # safetensors' name -> (NumPy's, bytes); bfloat16 travels as the upper half of a float32
 _DTYPES: Mapping[str, tuple[str, int]] = {
     "F64": ("<f8", 8), "F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("<u2", 2),
-    "I64": ("<i8", 8), "I32": ("<i4", 4), "I16": ("<i2", 2), "I8": ("i1", 1), "U8": ("u1", 1), "BOOL": ("?", 1),
+    "I64": ("<i8", 8), "I32": ("<i4", 4), "I16": ("<i2", 2), "I8": ("i1", 1), "U8": ("u1", 1),
+    "BOOL": ("?", 1),
 }  # fmt: skip
 _TORCH: Mapping[str, str] = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
@@ -36,7 +37,7 @@ _PIECE = 1 << 20
 
 
 class Tensor(NamedTuple):
-    """A tensor to write: ``data`` are its elements in C order as ``dtype`` (safetensors' name) stores them."""
+    """A tensor to write: ``data`` are its elements in C order as ``dtype`` stores them."""
 
     name: str
     dtype: str
@@ -61,7 +62,7 @@ class Written(NamedTuple):
 
 
 def dtype_of(torch_name: str) -> str:
-    """safetensors' name of a dtype as torch prints it ("float32" or "torch.float32"); ValueError if it has none."""
+    """safetensors' name of a dtype that torch prints as "float32" or "torch.float32"; else ValueError."""
     name = _TORCH.get(torch_name.removeprefix("torch."))
     if name is None:
         raise ValueError(f"dtype {torch_name} cannot be written; known: {', '.join(_TORCH)}")
@@ -74,17 +75,18 @@ def stored(values: Array, dtype: str) -> Array:
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
         quiet = (bits >> np.uint32(16)) | np.uint32(0x40)  # a NaN must not round into an infinity
-        return np.where(np.isnan(values), quiet, rounded).astype("<u2")
+        halves: Array = np.where(np.isnan(values), quiet, rounded).astype("<u2")
+        return halves
     return np.ascontiguousarray(values, np.dtype(_DTYPES[dtype][0]))
 
 
 def write(path: Path, tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Written:
-    """Write a file and force it to the disk. Raises OSError as the file system does; ``path`` may then be torn."""
+    """Write a file and force it to the disk. OSError as the file system has it: ``path`` is then torn."""
     header = _header(tensors, metadata)
     crc = 0
     size = 0
     with open(path, "wb", buffering=0) as file:
-        for part in (header, *(memoryview(t.data.reshape(-1).view(np.uint8)) for t in tensors)):
+        for part in (memoryview(header), *map(_bytes_of, tensors)):
             for start in range(0, len(part), _PIECE):
                 piece = part[start : start + _PIECE]
                 write_all(file.fileno(), piece)
@@ -101,13 +103,19 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat: npt.NDArray[np.uint8] = tensor.data.reshape(-1).view(np.uint8)
+    return flat.data
+
+
 def _header(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
     table: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for tensor in tensors:
         expected = math.prod(tensor.shape) * _DTYPES[tensor.dtype][1]
         if tensor.data.nbytes != expected or tensor.name in table:
-            raise ValueError(f"tensor {tensor.name!r}: {tensor.data.nbytes} bytes, expected {expected}, or named twice")
+            got = tensor.data.nbytes
+            raise ValueError(f"tensor {tensor.name!r}: {got} bytes, expected {expected}, or named twice")
         table[tensor.name] = {
             "dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [end, end + expected],
         }  # fmt: skip
@@ -152,11 +160,12 @@ def _found(name: str, row: dict[str, object], base: int, size: int) -> Found:
 def read(path: Path, found: Found) -> Array:
     """One tensor, flat; bfloat16 comes as float32. OSError; ValueError where the file is shorter by now."""
     kind = np.dtype(_DTYPES[found.dtype][0])
-    flat = np.fromfile(path, kind, found.nbytes // kind.itemsize, offset=found.offset)
+    flat: Array = np.fromfile(path, kind, found.nbytes // kind.itemsize, offset=found.offset)
     if flat.nbytes != found.nbytes:
         raise ValueError(f"{path.name} is shorter than its header says")
     if found.dtype == "BF16":
-        return (flat.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        wide: Array = (flat.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return wide
     return flat
 
 

@@ -51,12 +51,15 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Attach(Message, frozen=True, tag="attach"):
-    """The model's signature: parameters in flat order, buffers, pairs of tied names."""
+    """The model's signature: parameters in flat order, buffers, pairs of tied names.
+
+    ``frozen`` names the parameters that no update may move (rate 0, no weight decay), whatever the rule."""
 
     params: TensorList
     float_buffers: TensorList = []
     int_buffers: TensorList = []
     tied: Annotated[list[tuple[Short, Short]], Meta(max_length=65536)] = []
+    frozen: Annotated[list[Short], Meta(max_length=65536)] = []
 
 
 class GroupRates(msgspec.Struct, frozen=True, array_like=True):
@@ -171,7 +174,9 @@ class Bye(Message, frozen=True, tag="bye"):
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
-    """The session stands. ``job`` is the effective job file as TOML; sizes in bytes, times in seconds."""
+    """The session stands. ``job`` is the effective job file as TOML; sizes in bytes, times in seconds.
+
+    ``chief``: this learner has the lowest present rank (also in Grant: it moves when that one leaves)."""
 
     generation: Count
     timestamp: Count
@@ -181,6 +186,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     credit: Count
     ping_s: float
     liveness_s: float
+    chief: bool = False
 
 
 class Refused(Message, frozen=True, tag="refused"):
@@ -228,6 +234,7 @@ class Grant(Message, frozen=True, tag="grant"):
     weights_key: Count = 0
     nbytes: Count = 0
     lam: Count = 0
+    chief: bool = False
     done: bool = False
 
 

@@ -18,7 +18,7 @@ _CHECK = 1 << 18  # elements per step of a check: 1 MiB stays in the cache
 
 
 class Vector:
-    """``data``: the bytes as they travel; ``params``, ``floats``, ``ints``: the parts; ``reals``: all float32."""
+    """``data``: the bytes as they travel; ``params``, ``floats``, ``ints``: parts; ``reals``: the float32."""
 
     __slots__ = ("data", "floats", "ints", "params", "reals")
 

@@ -53,7 +53,7 @@ def test_bfloat16_rounds_to_nearest_even(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     tensors.write(path, [tensors.Tensor("b", "BF16", (7,), tensors.stored(values, "BF16"))], {})
     back = tensors.read(path, tensors.read_header(path)[0]["b"])
-    # 1 + 2**-8 lies half way between 1 (even) and 1 + 2**-7, 1 + 3*2**-8 between 1 + 2**-7 and 1 + 2**-6 (even)
+    # ties: 1 + 2**-8 goes down to 1, 1 + 3*2**-8 up to 1 + 2**-6, whose last bits are even
     np.testing.assert_array_equal(back[:4], np.array([1.0, 1.0, 1.015625, -2.5], np.float32))
     assert abs(back[4] / 3.0e38 - 1) < 2**-8
     assert np.isinf(back[5]) and np.isnan(back[6])

@@ -20,9 +20,7 @@ def _layout(params: int, floats: int, ints: int) -> Layout:
     )
 
 
-@pytest.mark.parametrize(
-    ("params", "floats", "ints"), [(3, 0, 0), (3, 2, 0), (3, 2, 2), (2, 0, 1), (300_000, 1, 1)]
-)
+@pytest.mark.parametrize(("params", "floats", "ints"), [(3, 0, 0), (3, 2, 0), (3, 2, 2), (2, 0, 1), (300_000, 1, 1)])
 def test_the_parts_lie_where_the_wire_puts_them(params: int, floats: int, ints: int) -> None:
     vector = Vector(_layout(params, floats, ints))
     vector.params[:] = 1.5

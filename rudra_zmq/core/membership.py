@@ -1,0 +1,170 @@
+"""Who takes part: ranks, their incarnations and sessions, lambda and mu.
+
+Owns the states of a rank (present, lost, left), when a lost one is given up, when a step has taken too long,
+and how many samples each rank gets. Must not know leases or gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from rudra_zmq.core.events import Join
+from rudra_zmq.core.params import LearnerParams
+from rudra_zmq.core.slots import Slots
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One incarnation that is present. It *waits* from its push (or join) to the grant that answers it."""
+
+    rank: int
+    incarnation: int
+    prefetch: int
+    slots: Slots = field(default_factory=Slots)
+    seq: int = 0  # of the last push that has a verdict
+    verdict: str = ""
+    waits: bool = True
+    timestamp: int = 0  # of the oldest weights that it may be computing from
+    begun: int = 0  # leases that it has begun, from the front of its list
+    extra: int = 0  # leases asked for beyond the prefetch, until its next push
+    step_deadline: float = math.inf
+    first_step: bool = True
+    fenced: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(rank, incarnation)."""
+        return self.rank, self.incarnation
+
+    @property
+    def depth(self) -> int:
+        """How many leases it may hold beyond the first."""
+        return self.prefetch + self.extra
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One rank, whatever its incarnation; ``counted`` says that it is part of lambda."""
+
+    rank: int
+    incarnation: int
+    minibatch: int
+    session: Session | None = None
+    state: str = "present"  # present | lost | left
+    counted: bool = True
+    deadline: float = math.inf  # of a lost one
+    successor: Join | None = None  # came before its predecessor had gone
+    gradients: int = 0
+
+
+class Membership:
+    """All ranks seen. Before ``began`` lambda is the declared count, then the number of counted members."""
+
+    def __init__(self, params: LearnerParams) -> None:
+        self._params = params
+        self._members: dict[int, Member] = {}
+        self.began = False
+
+    @property
+    def all(self) -> list[Member]:
+        """Every rank ever seen, ascending."""
+        return list(self._members.values())
+
+    @property
+    def counted(self) -> list[Member]:
+        """The members that make lambda, in rank order."""
+        return [member for member in self.all if member.counted]
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Every session that is present, in rank order."""
+        return [member.session for member in self.all if member.session is not None]
+
+    @property
+    def lam(self) -> int:
+        """lambda in force, at least 1."""
+        return max(1, len(self.counted)) if self.began else self._params.count
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Declared ranks that are not present."""
+        here = {session.rank for session in self.sessions}
+        return tuple(rank for rank in range(self._params.count) if rank not in here)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one gradient from each of lambda learners; the declared number before it began."""
+        if not self.began:
+            return self._params.global_batch or self._params.minibatch * self.lam
+        return sum(self.minibatches().values())
+
+    def get(self, rank: int) -> Member | None:
+        """The member of a rank that was seen."""
+        return self._members.get(rank)
+
+    def session(self, rank: int, incarnation: int) -> Session | None:
+        """The session of exactly this incarnation, if it is present."""
+        member = self._members.get(rank)
+        if member is None or member.session is None or member.session.incarnation != incarnation:
+            return None
+        return member.session
+
+    def minibatches(self) -> dict[int, int]:
+        """mu per counted rank: its own, else the job's, else its share of the global batch."""
+        share, rest = divmod(self._params.global_batch, self.lam)
+        return {
+            member.rank: member.minibatch or self._params.minibatch or max(1, share + (index < rest))
+            for index, member in enumerate(self.counted)
+        }
+
+    def admit(self, join: Join) -> Member:
+        """Open a session for a rank that has none."""
+        member = self._members.get(join.rank)
+        if member is None:
+            member = self._members[join.rank] = Member(join.rank, join.incarnation, join.minibatch)
+            self._members = dict(sorted(self._members.items()))
+        member.incarnation = join.incarnation
+        member.minibatch = join.minibatch
+        member.session = Session(join.rank, join.incarnation, join.prefetch)
+        member.state = "present"
+        member.counted = True
+        member.deadline = math.inf
+        return member
+
+    def part(self, member: Member, state: str, now: float) -> None:
+        """End the session of ``member``. A lost one stays counted until its deadline, one that left does not."""
+        member.session = None
+        member.state = state
+        lost = state == "lost" and self.began
+        member.counted = lost
+        member.deadline = now + self._params.deadline if lost else math.inf
+
+    def overdue(self, now: float) -> list[Member]:
+        """Lost members whose deadline has passed, once each."""
+        late = [member for member in self.all if member.deadline <= now]
+        for member in late:
+            member.deadline = math.inf
+        return late
+
+    def stuck(self, now: float) -> list[Session]:
+        """Sessions whose mini-batch takes too long, once each."""
+        late = [s for s in self.sessions if s.step_deadline <= now and not s.fenced]
+        for session in late:
+            session.fenced = True
+            session.step_deadline = math.inf
+        return late
+
+    def next_deadline(self) -> float:
+        """The earliest deadline of a lost member or of a step; infinity if there is none."""
+        times = [member.deadline for member in self._members.values()]
+        times += [session.step_deadline for session in self.sessions]
+        return min(times, default=math.inf)
+
+    def begin_step(self, session: Session, now: float) -> None:
+        """``session`` begins a mini-batch now; the first of an incarnation has no deadline (it warms up)."""
+        session.step_deadline = math.inf if session.first_step else now + self._params.step_timeout
+
+    def count_gradient(self, rank: int) -> None:
+        """A gradient of ``rank`` was accepted."""
+        self._members[rank].gradients += 1

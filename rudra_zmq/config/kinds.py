@@ -1,0 +1,157 @@
+"""The kinds of values that keys take: a type, what fits beyond the type, and the English for it.
+
+Owns: bounds of single values. Must not know: keys, files, and what a value is for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias
+
+from rudra_zmq.config.schema import Says
+from rudra_zmq.config.units import parse_duration
+from rudra_zmq.errors import ConfigError
+
+Fits: TypeAlias = Callable[[Any], bool]
+
+
+def _from(low: float, high: float = math.inf) -> Fits:
+    return lambda value: value is None or low <= value <= high
+
+
+def _above(low: float) -> Fits:
+    return lambda value: value is None or low < value < math.inf
+
+
+def _matches(pattern: re.Pattern[str]) -> Fits:
+    return lambda value: not value or pattern.fullmatch(value) is not None
+
+
+def _is_text(value: str) -> bool:
+    """A text that a file and an argument vector can carry: no NUL, no half of a surrogate pair."""
+    try:
+        return "\0" not in value and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_absolute(value: str) -> bool:
+    return not value or (value.startswith("/") and _is_text(value))
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (bool, int, float)) or (isinstance(value, str) and _is_text(value))
+
+
+def _is_argument(value: Any) -> bool:
+    return _is_scalar(value) or (isinstance(value, list) and all(map(_is_scalar, value)))
+
+
+def _is_duration(value: str | None) -> bool:
+    try:
+        return value is None or parse_duration(value) > 0
+    except ConfigError:
+        return False
+
+
+def _is_snapshot(value: str) -> bool:
+    return value in ("auto", "none") or _is_duration(value)
+
+
+def _is_bound(value: int | str) -> bool:
+    return value == "none" or (isinstance(value, int) and 1 <= value < 2**62)
+
+
+def _rises(values: tuple[float, ...] | None) -> bool:
+    if values is None:
+        return True
+    return bool(values) and all(a < b < math.inf for a, b in zip((0.0, *values), values, strict=False))
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
+_TASK = re.compile(rf"{_MODULE.pattern}:[A-Za-z_]\w*", re.ASCII)
+_A_DURATION = 'a duration such as "250ms", "60s" or "10m"'
+
+Name: TypeAlias = Annotated[
+    str, Says("1 to 64 letters, digits, '.', '_' or '-', the first a letter or a digit", _matches(_NAME))
+]
+Task: TypeAlias = Annotated[str | None, Says('a module and a name in it, such as "my.module:task"', _matches(_TASK))]
+Module: TypeAlias = Annotated[str, Says('a module such as "my.train"', _matches(_MODULE))]
+Text: TypeAlias = Annotated[str, Says("a text in quotes", _is_text)]
+Texts: TypeAlias = Annotated[
+    tuple[str, ...], Says('a list of texts, such as ["--lr", "0.1"]', lambda v: all(map(_is_text, v)))
+]
+Pattern: TypeAlias = Annotated[str, Says('a pattern such as "*.bias"', _is_text)]
+Variables: TypeAlias = Annotated[dict[str, str], Says("a text in quotes", _is_text)]
+Arguments: TypeAlias = Annotated[
+    dict[str, Any], Says("a text, a number, true, false, or a list of these", _is_argument)
+]
+AbsolutePath: TypeAlias = Annotated[str, Says("an absolute path", _is_absolute)]
+
+Count: TypeAlias = Annotated[int, Says("a whole number from 1 to 100000", _from(1, 100_000))]
+CountOrZero: TypeAlias = Annotated[int, Says("a whole number from 0 to 100000", _from(0, 100_000))]
+Seed: TypeAlias = Annotated[int, Says("a whole number from 0 to 4294967295", _from(0, 2**32 - 1))]
+Batch: TypeAlias = Annotated[int, Says("a whole number from 0 to 2147483647", _from(0, 2**31 - 1))]
+Updates: TypeAlias = Annotated[int | None, Says("a whole number of at least 1", _from(1, 2**62))]
+StalenessBound: TypeAlias = Annotated[int | Literal["none"], Says('"none" or a whole number of at least 1', _is_bound)]
+
+Positive: TypeAlias = Annotated[float, Says("a number above 0", _above(0))]
+MaybePositive: TypeAlias = Annotated[float | None, Says("a number above 0", _above(0))]
+NotNegative: TypeAlias = Annotated[float, Says("a number of at least 0", _from(0))]
+MaybeNotNegative: TypeAlias = Annotated[float | None, Says("a number of at least 0", _from(0))]
+BelowOne: TypeAlias = Annotated[float, Says("a number from 0 to below 1", lambda v: 0 <= v < 1)]
+Accuracy: TypeAlias = Annotated[float | None, Says("a number above 0, at most 1", lambda v: v is None or 0 < v <= 1)]
+Epochs: TypeAlias = Annotated[
+    tuple[float, ...] | None, Says("a list of epochs, rising and above 0, such as [120, 130]", _rises)
+]
+
+Duration: TypeAlias = Annotated[str, Says(_A_DURATION, _is_duration)]
+MaybeDuration: TypeAlias = Annotated[str | None, Says(_A_DURATION, _is_duration)]
+Snapshot: TypeAlias = Annotated[str, Says(f'"auto", "none" or {_A_DURATION}', _is_snapshot)]
+
+# ---- rudra.toml
+
+_TCP = re.compile(r"tcp://(localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]):([0-9]{1,5})")
+_IPC = re.compile(r"ipc:///[^\0]+")
+_PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
+
+
+def parse_ports(text: str) -> tuple[int, int] | None:
+    """First and last port of "7740-7799"; (0, 0) for "0", any free port; None where `text` is neither."""
+    if text == "0":
+        return 0, 0
+    match = _PORTS.fullmatch(text)
+    if match is None or not 1024 <= int(match[1]) <= int(match[2]) <= 65535:
+        return None
+    return int(match[1]), int(match[2])
+
+
+def _is_local(lowest_port: int) -> Fits:
+    def fits(value: str) -> bool:
+        tcp = _TCP.fullmatch(value)
+        if tcp is not None:
+            return lowest_port <= int(tcp[2]) <= 65535
+        return value == "" or _IPC.fullmatch(value) is not None
+
+    return fits
+
+
+_LOCAL = (
+    'an address of this machine, such as "tcp://127.0.0.1:7733" or "ipc:///PATH": without keys, which this'
+    " version has not, nothing is bound or dialled beyond it"
+)
+Address: TypeAlias = Annotated[str, Says(_LOCAL, _is_local(1))]
+BindAddress: TypeAlias = Annotated[str, Says(_LOCAL, _is_local(0))]
+Ports: TypeAlias = Annotated[
+    str,
+    Says(
+        'a range within 1024-65535 such as "7740-7799", or "0" for any free port',
+        lambda v: parse_ports(v) is not None,
+    ),
+]
+Slots: TypeAlias = Annotated[int, Says("a whole number from 0 to 4096", _from(0, 4096))]
+Threads: TypeAlias = Annotated[int, Says("a whole number from 0 to 1024", _from(0, 1024))]
+Keep: TypeAlias = Annotated[int, Says("a whole number from 1 to 1000", _from(1, 1000))]

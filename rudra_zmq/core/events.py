@@ -37,7 +37,7 @@ class Span(NamedTuple):
     stop: int
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which means nothing here
         """Number of samples."""
         return self.stop - self.start
 
@@ -282,9 +282,7 @@ class Failed:
     reason: str
 
 
-Action: TypeAlias = (
-    Grant | Refuse | Fold | Update | EpochDone | Members | Waiting | Fence | Release | Finished | Failed
-)
+Action: TypeAlias = Grant | Refuse | Fold | Update | EpochDone | Members | Waiting | Fence | Release | Finished | Failed
 
 
 @dataclass

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-State: TypeAlias = Literal[
-    "PENDING", "STARTING", "RUNNING", "WAITING", "STOPPING", "STOPPED", "DONE", "FAILED", "LOST"
-]
+State: TypeAlias = Literal["PENDING", "STARTING", "RUNNING", "WAITING", "STOPPING", "STOPPED", "DONE", "FAILED", "LOST"]
 Event: TypeAlias = Literal[
     "placed",  # slots for the node and every learner were found
     "node-up",  # the node is bound and serves (also a restarted one)

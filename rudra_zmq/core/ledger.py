@@ -125,8 +125,7 @@ class Ledger:
             "epoch": self.epoch,
             "open": {
                 str(epoch): {
-                    name: [list(piece) for piece in getattr(page, name)]
-                    for name in ("applied", "skipped", "returned")
+                    name: [list(piece) for piece in getattr(page, name)] for name in ("applied", "skipped", "returned")
                 }
                 for epoch, page in self._pages.items()
             },

@@ -42,6 +42,13 @@ class Session:
         """How many leases it may hold beyond the first."""
         return self.prefetch + self.extra
 
+    def pushed(self, seq: int) -> None:
+        """Push ``seq`` has its verdict: the step is over, nothing is begun until the grant."""
+        self.seq = seq
+        self.begun = self.extra = 0
+        self.first_step = False
+        self.step_deadline = math.inf
+
 
 @dataclass(slots=True, eq=False)
 class Member:
@@ -118,7 +125,7 @@ class Membership:
             for index, member in enumerate(self.counted)
         }
 
-    def admit(self, join: Join) -> Member:
+    def admit(self, join: Join) -> Session:
         """Open a session for a rank that has none."""
         member = self._members.get(join.rank)
         if member is None:
@@ -126,11 +133,11 @@ class Membership:
             self._members = dict(sorted(self._members.items()))
         member.incarnation = join.incarnation
         member.minibatch = join.minibatch
-        member.session = Session(join.rank, join.incarnation, join.prefetch)
+        member.session = session = Session(join.rank, join.incarnation, join.prefetch)
         member.state = "present"
         member.counted = True
         member.deadline = math.inf
-        return member
+        return session
 
     def part(self, member: Member, state: str, now: float) -> None:
         """End the session of ``member``. A lost one stays counted until its deadline, one that left does not."""
@@ -148,12 +155,8 @@ class Membership:
         return late
 
     def stuck(self, now: float) -> list[Session]:
-        """Sessions whose mini-batch takes too long, once each."""
-        late = [s for s in self.sessions if s.step_deadline <= now and not s.fenced]
-        for session in late:
-            session.fenced = True
-            session.step_deadline = math.inf
-        return late
+        """Sessions whose mini-batch takes too long."""
+        return [session for session in self.sessions if session.step_deadline <= now]
 
     def next_deadline(self) -> float:
         """The earliest deadline of a lost member or of a step; infinity if there is none."""

@@ -73,7 +73,8 @@ class LearnerParams:
         if self.minibatch < 0 or self.global_batch < 0:
             raise ValueError("learners.minibatch and learners.global_batch cannot be negative")
         if self.minibatch == 0 and self.global_batch < self.most:
-            raise ValueError(f"learners.global_batch = {self.global_batch} is less than a sample for each of {self.most}")
+            text = f"learners.global_batch = {self.global_batch} is less than a sample for each of {self.most} learners"
+            raise ValueError(text)
         if not (self.deadline >= 0 and self.step_timeout > 0):
             raise ValueError("learners.deadline cannot be negative and learners.step_timeout must be positive")
 

@@ -92,9 +92,7 @@ class Pending:
                 coefficient = float32(fold_coefficient * float32(g.count * g.folded))
             weight_sum += coefficient
             folded = g.folded is not None
-            entries.append(
-                Entry(g.id, g.slot, g.timestamp, g.spans, g.count, sigma, s, coefficient, folded)
-            )
+            entries.append(Entry(g.id, g.slot, g.timestamp, g.spans, g.count, sigma, s, coefficient, folded))
         return Decision(
             update=update,
             generation=generation,

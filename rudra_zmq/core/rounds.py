@@ -104,7 +104,7 @@ class Rounds:
         """Return every lease that was not begun; ``begun`` tells how many of each rank were."""
         for rank in [rank for rank in self._current if not begun.get(rank, 0)]:
             self.withdraw(rank)
-        seen = {rank: 1 for rank in self._current}
+        seen = dict.fromkeys(self._current, 1)
         for deal in self._ahead:
             for rank in list(deal):
                 seen[rank] = seen.get(rank, 0) + 1

@@ -5,7 +5,8 @@ Owns: the two sources of a rule and of its rates. Must not know: gradients, vers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rudra_zmq.config.job import Schedule, UpdateSection
@@ -48,18 +49,37 @@ def schedule_of(schedule: Schedule) -> ScheduleSpec:
     return ScheduleSpec(kind, **reads.get(kind, {}))  # type: ignore[arg-type]
 
 
-def job_spec(update: UpdateSection, layout: Layout) -> RuleSpec:
-    """The rule of a job file for a model. Rejected (one line) where a group matches none of its parameters."""
+def job_spec(update: UpdateSection, layout: Layout, frozen: Collection[str] = ()) -> RuleSpec:
+    """The rule of a job file for a model; ``frozen`` parameters have rate 0 and no decay, whatever it says.
+
+    Rejected (one line) where a group matches none of the parameters.
+    """
     patterns = [GroupPattern(g.match, g.lr_scale, g.weight_decay) for g in update.groups]
     parameters = [(p.name, p.start, p.stop) for p in layout.params]
     reads = {name: getattr(update, name) for name in RULES[update.rule].parameters}
     try:
-        groups = build_groups(parameters, patterns, update.weight_decay)
+        groups = _freeze(build_groups(parameters, patterns, update.weight_decay), layout, frozen)
         spec = RuleSpec.of(update.rule, groups, update.clip_norm, **reads)
         spec.validate(layout.P)
     except ValueError as error:
         raise Rejected(str(error), where="[update]", fix="change update.groups in the job file") from None
     return spec
+
+
+def _freeze(groups: Sequence[GroupSpan], layout: Layout, frozen: Collection[str]) -> tuple[GroupSpan, ...]:
+    """The same spans, cut at the frozen parameters."""
+    held = sorted((p.start, p.stop) for p in layout.params if p.name in frozen and p.start < p.stop)
+    out: list[GroupSpan] = []
+    for group in groups:
+        at = group.start
+        for start, stop in held:
+            low, high = max(start, at), min(stop, group.stop)
+            if low < high:
+                out += [replace(group, start=at, stop=low)] if at < low else []
+                out.append(GroupSpan(low, high, 0.0, 0.0))
+                at = high
+        out += [replace(group, start=at)] if at < group.stop else []
+    return tuple(out)
 
 
 def script_spec(rule: Rule, layout: Layout) -> tuple[RuleSpec, tuple[float, ...]]:

@@ -245,3 +245,23 @@ def test_slots_of_the_dead_are_used_again() -> None:
     assert len(seen) == 2 and slots.sessions == 0
     with pytest.raises(KeyError):
         slots.slot(0, 49, 0)
+
+
+def test_frozen_parameters_do_not_move_whatever_the_rule() -> None:
+    job = _job(rule="adamw", weight_decay=0.1)
+    three = Layout.of(Attach(params=[TensorSpec(name, [2], "float32") for name in "abc"]))
+    spec = rules.job_spec(job, three, frozen=["b"])
+    assert [(g.start, g.stop, g.lr_scale, g.weight_decay) for g in spec.groups] == [
+        (0, 2, 1.0, 0.1), (2, 4, 0.0, 0.0), (4, 6, 1.0, 0.1),
+    ]  # fmt: skip
+    all_frozen = rules.job_spec(job, three, frozen=["a", "b", "c"])
+    assert [g.lr_scale for g in all_frozen.groups] == [0.0, 0.0, 0.0]
+    slots, versions = SlotTable(three), Versions(three, 1)
+    slots.open(0, 1)
+    versions.current.params[:] = 5.0
+    applier = Applier(three, spec, versions, slots, rates=rules.JobRates(job, 1))
+    slots.slot(0, 1, 0).vector.params[:] = 1.0
+    slots.slot(0, 1, 0).count = 32
+    applier.update(_decision([_entry(0, 0, 32, 1.0)]), "async", 32)
+    moved = versions.current.params != 5.0
+    assert list(moved) == [True, True, False, False, True, True]

@@ -42,7 +42,9 @@ def _is_absolute(value: str) -> bool:
 
 
 def _is_scalar(value: Any) -> bool:
-    return isinstance(value, (bool, int, float)) or (isinstance(value, str) and _is_text(value))
+    if isinstance(value, str):
+        return _is_text(value)
+    return isinstance(value, (bool, int, float)) and math.isfinite(value)
 
 
 def _is_argument(value: Any) -> bool:

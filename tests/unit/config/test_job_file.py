@@ -165,6 +165,11 @@ VALUES = [
         "give a text, a number, true, false, or a list of these",
     ),
     (
+        "job.task_args.a = [1, inf]",
+        "job.task_args.a cannot be [1, inf]",
+        "give a text, a number, true, false, or a list of these",
+    ),
+    (
         "job.task_args.a = 2024-01-01",
         'job.task_args.a cannot be "2024-01-01"',
         "give a text, a number, true, false, or a list of these",
@@ -558,7 +563,9 @@ def test_values_in_the_units_of_the_core() -> None:
 
 _floats = st.floats(min_value=1e-12, max_value=1e6, exclude_min=True)
 _text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
-_scalar = st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), _text)
+_scalar = st.one_of(
+    st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False, allow_infinity=False), _text
+)
 _names = st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True)
 
 

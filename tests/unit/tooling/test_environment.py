@@ -18,7 +18,7 @@ COPIED = ("bin", "pyproject.toml", "constraints.txt")
 PYTHON = """#!/bin/bash
 echo "$@" >>"LOG"
 case "$1 $2" in
-"- ") if [[ $0 != *.venv* ]]; then cat "FACTS"; else echo python=3.11.2 && echo "torch=$(cat "TORCH")"; fi ;;
+"- ") if [[ $0 != *.venv* ]]; then cat "FACTS$(basename "$0")"; else echo python=3.11.2 && echo "torch=$(cat "TORCH")"; fi ;;
 "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
 "-m pip") if [ -e "FAIL" ]; then echo "pip's own words"; exit 1; fi ;;
 *download_size.py*) cat "SIZE" ;;
@@ -49,13 +49,25 @@ class Checkout:
         self.answers()
 
     def answers(self, maker: str = "venv", torch: str = "-", size: str = "200000000") -> None:
-        self.said["FACTS"].write_text(f"{self.python}\n{maker}\n{torch}\n")
+        self.probed(self.python, maker, torch)
         self.said["TORCH"].write_text("2.13.0")
         self.said["SIZE"].write_text(size)
 
-    def run(self, *arguments: str, python: Path | None = None, path: str = "/usr/bin:/bin") -> tuple[int, list[str]]:
-        """Exit status and the lines of bin/quickstart. 42 means: the environment was made, the data came next."""
-        env = {"PATH": path, "HOME": str(self.root.parent), "RUDRA_PYTHON": str(python or self.python)}
+    def probed(self, python: Path, maker: str, torch: str) -> None:
+        """`python` is the stand-in too, and answers this when it is probed."""
+        if python != self.python:
+            shutil.copy(self.python, python)
+        facts = self.said["FACTS"]
+        facts.with_name(facts.name + python.name).write_text(f"{python}\n{maker}\n{torch}\n")
+
+    def run(self, *arguments: str, python: Path | None = None, path: Path | None = None) -> tuple[int, list[str]]:
+        """Exit status and the lines of bin/quickstart. 42 means: the environment was made, the data came next.
+
+        `python` is RUDRA_PYTHON; with `path` there is none, and that folder is the first on PATH.
+        """
+        env = {"PATH": f"{path or ''}:/usr/bin:/bin", "HOME": str(self.root.parent)}
+        if path is None:
+            env["RUDRA_PYTHON"] = str(python or self.python)
         done = subprocess.run(
             [self.root / "bin" / "quickstart", *arguments],
             env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
@@ -132,10 +144,27 @@ def test_another_interpreter_that_was_asked_for(checkout: Checkout, tmp_path: Pa
     checkout.run()
     checkout.built()
     other = tmp_path / "other-python"
-    shutil.copy(checkout.python, other)
-    checkout.said["FACTS"].write_text(f"{other}\nvenv\n-\n")
+    checkout.probed(other, "venv", "-")
     status, lines = checkout.run(python=other)
     assert (status, lines[0]) == (42, f"==> Environment: making .venv with {other}")
+
+
+@pytest.mark.parametrize(
+    ("candidates", "chosen"),
+    [
+        ({"python3": ("venv", "-"), "python3.11": ("venv", "-")}, "python3"),
+        ({"python3": ("venv", "-"), "python3.11": ("venv", "2.6.0")}, "python3.11"),
+        ({"python3": ("-", "2.6.0"), "python3.11": ("virtualenv", "-")}, "python3.11"),
+    ],
+)
+def test_the_interpreter_that_serves_best(
+    checkout: Checkout, tmp_path: Path, candidates: dict[str, tuple[str, str]], chosen: str
+) -> None:
+    (tmp_path / "path").mkdir()
+    for name, (maker, torch) in candidates.items():
+        checkout.probed(tmp_path / "path" / name, maker, torch)
+    _, lines = checkout.run(path=tmp_path / "path")
+    assert lines[0] == f"==> Environment: making .venv with {tmp_path / 'path' / chosen}"
 
 
 def test_torch_of_the_interpreter_is_used_as_it_is(checkout: Checkout) -> None:

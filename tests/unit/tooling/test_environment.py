@@ -18,7 +18,9 @@ COPIED = ("bin", "pyproject.toml", "constraints.txt")
 PYTHON = """#!/bin/bash
 echo "$@" >>"LOG"
 case "$1 $2" in
-"- ") if [[ $0 != *.venv* ]]; then cat "FACTS$(basename "$0")"; else echo python=3.11.2 && echo "torch=$(cat "TORCH")"; fi ;;
+"- ")
+    if [[ $0 != *.venv* ]]; then cat "FACTS$(basename "$0")"; else echo python=3.11.2 && echo "torch=$(cat "TORCH")"; fi
+    ;;
 "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
 "-m pip") if [ -e "FAIL" ]; then echo "pip's own words"; exit 1; fi ;;
 *download_size.py*) cat "SIZE" ;;

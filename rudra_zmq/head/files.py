@@ -1,6 +1,6 @@
 """The files of a job's folder: listing, reading a piece, sizes, removal; never a path that leaves the folder.
 
-Owns what may be seen of a folder from outside: plain files below it, no links out. Must not know: jobs, hosts.
+Owns what may be seen of a folder from outside: plain files below it, no link out. Must not know: jobs, hosts.
 Used by the head, by learnerd for the logs on its host, by the command line for a cluster that is gone.
 """
 

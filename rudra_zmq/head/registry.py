@@ -1,8 +1,8 @@
 """The registry of jobs: SQLite, one writer, what must survive the head.
 
 Owns the schema, the ids of jobs and the order of their story. Must not know: what a state means or which one
-follows another (core.job), sockets, processes. No row is written per gradient, and the figures of a running job
-are stored seldom.
+follows another (core.job), sockets, processes. No row is written per gradient, and the figures of a running
+job are stored seldom.
 
 The writer is the thread that opened it. Readers (the command line, for a cluster that is gone) use
 ``open_readonly``. Times are UTC seconds since 1970.
@@ -29,6 +29,7 @@ from rudra_zmq.wire.messages.control import EventRow, HostRow, JobReply, JobRow,
 
 SCHEMA_VERSION = 1
 EVENTS_PER_READ = 500
+BYTES_PER_READ = 1 << 18
 FORGET_HOST_S = 7 * 86400.0
 
 _SCHEMA = """
@@ -121,7 +122,7 @@ class Registry:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             raise RudraError(
-                f"the registry was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION})",
+                f"the registry was written by a newer version (schema {version}, not {SCHEMA_VERSION})",
                 where=str(path),
                 fix="use the newer rudra, or another state folder",
             )
@@ -184,7 +185,8 @@ class Registry:
         with self._durable():
             job = self._fresh_id()
             self._db.execute(
-                "INSERT INTO jobs (id, request, name, state, toml, cwd, origins, code_hash, again, token, created)"
+                "INSERT INTO jobs"
+                " (id, request, name, state, toml, cwd, origins, code_hash, again, token, created)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     job, request, name, state, toml, cwd, json.dumps(dict(origins)), code_hash, again,
@@ -291,7 +293,8 @@ class Registry:
     def stored(self, job: str) -> StoredJob:
         """What starts the job (again), by id. NotFound."""
         row = self._db.execute(
-            "SELECT id, name, state, reason, toml, cwd, token, generation, incarnation, hosts FROM jobs WHERE id = ?",
+            "SELECT id, name, state, reason, toml, cwd, token, generation, incarnation, hosts"
+            " FROM jobs WHERE id = ?",
             (job,),
         ).fetchone()
         if row is None:
@@ -305,12 +308,19 @@ class Registry:
         return [self.stored(row[0]) for row in ids.fetchall()]
 
     def events(self, job: str, after: int, limit: int = EVENTS_PER_READ) -> list[EventRow]:
-        """Lines of the story of a job (by id) after ``after``, at most ``limit``."""
+        """Lines of the story of a job (by id) after ``after``, at most ``limit`` and what fits a message."""
         rows = self._db.execute(
             "SELECT seq, time, level, text FROM events WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?",
             (job, after, limit),
         )
-        return [EventRow(*row) for row in rows]
+        found: list[EventRow] = []
+        room = BYTES_PER_READ
+        for row in rows:
+            found.append(EventRow(*row))
+            room -= 64 + 4 * len(row[3])
+            if room <= 0:
+                break
+        return found
 
     def hosts(self, now: float | None = None) -> list[HostRow]:
         """Learnerds seen in the last seven days; ``free`` is 0, the coordinator knows better."""

@@ -1,0 +1,399 @@
+"""The head: messages in, effects out. Who may say what, and the answer to every request.
+
+Owns authentication and the requests of the command line. Must not know: sockets and processes; time is an argument
+(monotonic seconds). The course of a job is course's, learners are crew's, hosts are fleet's.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from rudra_zmq import __version__, log
+from rudra_zmq.config import job_from_toml
+from rudra_zmq.core import job as life
+from rudra_zmq.errors import ConfigError, NotFound, NotRunning, RefusedBySecurity, Rejected, RudraError
+from rudra_zmq.head import files
+from rudra_zmq.head.course import Course
+from rudra_zmq.head.effects import Effect, Send, error_message
+from rudra_zmq.head.fleet import LIVENESS_S, PING_S, Fleet, Host
+from rudra_zmq.head.jobs import MOST_LISTED, Book, Job
+from rudra_zmq.head.placement import never_fits
+from rudra_zmq.head.registry import Registry
+from rudra_zmq.head.shelf import Shelf
+from rudra_zmq.wire.messages import control as c
+from rudra_zmq.wire.messages.data import Message
+
+logger = log.get()
+
+MOST_PEERS = 4096
+IDLE_S = 3600.0
+
+
+@dataclass
+class _Peer:
+    """A connection that said who it is: ``role`` cli, learnerd or node (then ``name`` is its host or job)."""
+
+    role: str
+    name: str
+    heard: float
+
+
+Handler: TypeAlias = Callable[[bytes, str, Any, float], Message | None]
+
+
+class Coordinator:
+    """Every public method returns the effects to carry out, in order."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        state: Path,
+        *,
+        token: str,
+        address: str,
+        boot: str,
+        lives: Callable[[int], bool],
+        wall: Callable[[], float] = time.time,
+        suspend_as: c.JobState = "PENDING",
+    ) -> None:
+        self._registry, self._state, self._token = registry, state, token
+        self._out: list[Effect] = []
+        self._peers: dict[bytes, _Peer] = {}
+        self.refused = 0
+        self._limit = log.RateLimiter(10.0)
+        self._fleet = Fleet(self._out, boot=boot, lives=lives)
+        self._book = Book(registry, state, self._out, address, wall)
+        self._course = Course(self._book, self._fleet, self._out, suspend_as=suspend_as)
+        self._shelf = Shelf(self._book, self._fleet, self._out)
+        self._handlers: dict[type, tuple[str, Handler]] = {
+            c.Submit: ("cli", self._submit),
+            c.ListJobs: ("cli", self._list_jobs),
+            c.GetJob: ("cli", self._get_job),
+            c.GetEvents: ("cli", self._get_events),
+            c.StopJob: ("cli", self._stop_job),
+            c.ResumeJob: ("cli", self._resume_job),
+            c.RemoveJob: ("cli", self._remove_job),
+            c.DiskUse: ("cli", self._shelf.usage),
+            c.ListHosts: ("cli", self._list_hosts),
+            c.ListFiles: ("cli", self._shelf.list_files),
+            c.ReadFile: ("cli", self._shelf.read_file),
+            c.HostPing: ("learnerd", self._host_ping),
+            c.LearnerStarted: ("learnerd", self._learner_started),
+            c.LearnerExit: ("learnerd", self._learner_exit),
+            c.NodeReport: ("node", self._node_report),
+            c.NodeEvent: ("node", self._node_event),
+            c.NodeFence: ("node", self._node_fence),
+            c.NodeDone: ("node", self._node_done),
+        }
+
+    # ---------------------------------------------------------------------------------------- entries
+
+    def _effects(self) -> list[Effect]:
+        done = list(self._out)
+        self._out.clear()
+        return done
+
+    def begin(self, now: float) -> list[Effect]:
+        """Take up what a predecessor left: nothing stays "running" that nobody runs."""
+        self._fleet.born = now
+        for stored in self._registry.unfinished(sorted(life.ENDED)):
+            try:
+                job = self._book.load(stored)
+                self._book.folder(stored.id).make()
+            except RudraError as error:
+                reason = f"it cannot be taken up again: {error.message}"
+                self._book.live.pop(stored.id, None)
+                self._registry.update(stored.id, state="LOST", reason=reason, ended=self._book.wall())
+                self._book.event(stored.id, "E", f"LOST: {reason}")
+                continue
+            self._course.take_up(job, now)
+        return self._effects()
+
+    def handle(self, peer: bytes, request: str, message: Message, now: float) -> list[Effect]:
+        """A request or a notice of a peer. What is refused is counted, and answered where an answer is due."""
+        try:
+            reply = self._dispatch(peer, request, message, now)
+        except RudraError as error:
+            reply = error_message(error)
+        except Exception as error:  # a bug must not take the head down: the peer is told, the log has it
+            logger.exception("a request failed", error, message=type(message).__name__)
+            reply = c.Error(code="failed", message=f"psd has a bug: {type(error).__name__}: {error}"[:4000])
+        if reply is not None:
+            self._answer(peer, request, reply)
+        return self._effects()
+
+    def _answer(self, peer: bytes, request: str, message: Message) -> None:
+        if request:
+            self._out.append(Send(peer, message, request, reply=True))
+
+    def answered(self, peer: bytes, key: str, message: Message, now: float) -> list[Effect]:
+        """A reply to a request of ours."""
+        if self._fleet.of(peer) is None:
+            self._refuse("a reply of a stranger")
+        else:
+            self._fleet.heard(peer, now)
+            self._fleet.answered(peer, key, message)
+        return self._effects()
+
+    def gone(self, peer: bytes, now: float) -> list[Effect]:
+        """The connection is no more."""
+        self._peers.pop(peer, None)
+        self._book.forget(peer)
+        host = self._fleet.of(peer)
+        if host is not None:
+            self._fleet.drop(host)
+            self._course.crew.host_lost(host, now)
+        for job in self._book.live.values():
+            if job.peer == peer:
+                job.peer = None
+        return self._effects()
+
+    def node_exited(self, job_id: str, status: int, words: str, now: float) -> list[Effect]:
+        """A node's process ended; ``words`` is the last thing it wrote."""
+        job = self._book.live.get(job_id)
+        if job is not None:
+            self._course.node_exited(job, status, words, now)
+            self._course.schedule(now)
+        return self._effects()
+
+    def tick(self, now: float) -> list[Effect]:
+        """What time brings; to be called a few times a second."""
+        self._course.tick(now)
+        self._fleet.expire(now)
+        self._book.expire(now)
+        if len(self._peers) > MOST_PEERS // 2:
+            self._forget_idle(now)
+        return self._effects()
+
+    def suspend(self, now: float) -> list[Effect]:
+        """psd is to end: stop all jobs cleanly. Over when ``busy`` is false."""
+        self._course.suspend(now)
+        return self._effects()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something of a job may still run."""
+        return self._course.busy
+
+    @property
+    def live(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._book.live)
+
+    # ---------------------------------------------------------------------------------------- who is it
+
+    def _dispatch(self, peer: bytes, request: str, message: Message, now: float) -> Message | None:
+        if isinstance(message, c.Whoami):
+            return self._whoami(peer, message, now)
+        if isinstance(message, c.Register):
+            self._register(peer, request, message, now)
+            return None
+        if isinstance(message, c.NodeHello):
+            self._node_hello(peer, request, message, now)
+            return None
+        known = self._peers.get(peer)
+        if known is None:
+            raise self._refuse("this connection has not said who it is")
+        role, handler = self._handlers.get(type(message), ("", None))
+        if handler is None or role != known.role:
+            raise self._refuse(f"a {known.role} may not send {type(message).__name__}")
+        known.heard = now
+        if role == "learnerd":
+            self._fleet.heard(peer, now)
+        return handler(peer, request, message, now)
+
+    def _refuse(self, why: str) -> RefusedBySecurity:
+        self.refused += 1
+        logger.limited(self._limit, "warning", "refused", why=why, refused=self.refused)
+        return RefusedBySecurity(why, fix="give the token of psd's own token file (--token-file)")
+
+    def _know(self, peer: bytes, role: str, name: str, now: float) -> None:
+        if len(self._peers) >= MOST_PEERS:
+            self._peers.pop(min(self._peers, key=lambda p: self._peers[p].heard))
+        self._peers[peer] = _Peer(role, name, now)
+
+    def _forget_idle(self, now: float) -> None:
+        for peer in [p for p, known in self._peers.items() if now - known.heard > IDLE_S]:
+            del self._peers[peer]
+
+    def _whoami(self, peer: bytes, message: c.Whoami, now: float) -> Message:
+        if not hmac.compare_digest(message.token.encode(), self._token.encode()):
+            raise self._refuse("the token is not this psd's")
+        self._know(peer, "cli", "", now)
+        return c.Ok(text=__version__)
+
+    def _register(self, peer: bytes, request: str, message: c.Register, now: float) -> None:
+        if not hmac.compare_digest(message.token.encode(), self._token.encode()):
+            raise self._refuse("the token is not this psd's")
+        host = self._fleet.register(peer, message, now)
+        self._know(peer, "learnerd", message.name, now)
+        self._registry.see_host(self._fleet.row(host, {}, self._book.wall(), now))
+        logger.info("learnerd registered", host=host.name, pid=host.pid, slots=host.slots)
+        # The answer goes out first: what follows are orders to a learnerd that knows that it is registered.
+        self._answer(peer, request, c.Registered(ping_s=PING_S, liveness_s=LIVENESS_S))
+        self._course.crew.registered(host, message.running, now)
+        self._course.schedule(now)
+
+    def _node_hello(self, peer: bytes, request: str, message: c.NodeHello, now: float) -> None:
+        job = self._book.live.get(message.job)
+        if job is None or not hmac.compare_digest(message.token.encode(), job.token.encode()):
+            raise self._refuse("no node of that job and token is awaited")
+        if message.generation != job.generation or not job.node_runs:
+            raise self._refuse(f"a node of generation {message.generation} is not awaited")
+        self._know(peer, "node", job.id, now)
+        self._answer(peer, request, c.Ok())
+        self._course.hello(job, peer, message, now)
+
+    # ---------------------------------------------------------------------------------------- learnerd
+
+    def _host(self, peer: bytes) -> Host:
+        host = self._fleet.of(peer)
+        if host is None:
+            raise NotFound("this connection is no longer registered", fix="register again")
+        return host
+
+    def _host_ping(self, peer: bytes, request: str, message: c.HostPing, now: float) -> Message:
+        self._host(peer)
+        return c.Ok()
+
+    def _learner_started(self, peer: bytes, request: str, message: c.LearnerStarted, now: float) -> Message:
+        self._course.crew.started(message, self._host(peer))
+        return c.Ok()
+
+    def _learner_exit(self, peer: bytes, request: str, message: c.LearnerExit, now: float) -> Message:
+        self._course.crew.exited(message, self._host(peer), now)
+        self._course.schedule(now)
+        return c.Ok()
+
+    # ---------------------------------------------------------------------------------------- node
+
+    def _of_node(self, peer: bytes, job_id: str) -> Job:
+        job = self._book.live.get(job_id)
+        if job is None or job.peer != peer:
+            raise self._refuse("this is not the job's node")
+        return job
+
+    def _node_report(self, peer: bytes, request: str, message: c.NodeReport, now: float) -> Message:
+        self._course.report(self._of_node(peer, message.job), message, now)
+        return c.Ok()
+
+    def _node_event(self, peer: bytes, request: str, message: c.NodeEvent, now: float) -> Message:
+        self._book.event(self._of_node(peer, message.job).id, message.level, message.text)
+        return c.Ok()
+
+    def _node_fence(self, peer: bytes, request: str, message: c.NodeFence, now: float) -> Message:
+        self._course.crew.fence(self._of_node(peer, message.job), message)
+        return c.Ok()
+
+    def _node_done(self, peer: bytes, request: str, message: c.NodeDone, now: float) -> Message:
+        self._course.done(self._of_node(peer, message.job), message, now)
+        return c.Ok()
+
+    # ---------------------------------------------------------------------------------------- jobs
+
+    def _submit(self, peer: bytes, request: str, message: c.Submit, now: float) -> Message:
+        file = job_from_toml(message.toml, name=message.name).job
+        slots = self._fleet.slots(self._course.crew.used())
+        if never := never_fits(file.learners.count, slots):
+            raise Rejected(never, fix="set learners.count lower, or add a host")
+        if not os.path.isabs(message.cwd):
+            raise ConfigError(f"the job's folder {message.cwd!r} is no absolute path")
+        job_id, new = self._registry.submit(
+            request=message.request,
+            name=message.name,
+            toml=message.toml,
+            cwd=message.cwd,
+            origins=message.origins,
+            code_hash=message.code_hash,
+            again=message.again,
+            state="PENDING",
+            now=self._book.wall(),
+        )
+        if new:
+            self._make(job_id, message.toml)
+            job = self._book.load(self._registry.stored(job_id))
+            of = f", again of {message.again}" if message.again else ""
+            self._book.event(job.id, "I", f"submitted as {message.name}{of}")
+            self._course.schedule(now)
+        return c.Submitted(job=job_id)
+
+    def _make(self, job: str, toml: str) -> None:
+        """The job's folder and file; without them there is no job."""
+        try:
+            folder = self._book.folder(job).make()
+            folder.job_toml.write_text(toml, "utf-8")
+        except (OSError, RudraError) as error:
+            self._registry.remove(job)
+            if isinstance(error, RudraError):
+                raise
+            reason = error.strerror or "it cannot be made"
+            raise RudraError(f"the job's folder cannot be written: {reason}", where=str(self._state)) from None
+
+    def _list_jobs(self, peer: bytes, request: str, message: c.ListJobs, now: float) -> Message:
+        rows = self._registry.jobs()[:MOST_LISTED]
+        return c.Jobs(rows=[_brief(self._book.current(row)) for row in rows])
+
+    def _get_job(self, peer: bytes, request: str, message: c.GetJob, now: float) -> Message:
+        reply = self._registry.get(message.job)
+        return msgspec.structs.replace(reply, row=self._book.current(reply.row))
+
+    def _get_events(self, peer: bytes, request: str, message: c.GetEvents, now: float) -> None:
+        self._book.ask(peer, request, message, now)
+
+    def _stop_job(self, peer: bytes, request: str, message: c.StopJob, now: float) -> Message:
+        job = self._book.live.get(message.job)
+        if job is None:
+            row = self._book.row(message.job)
+            raise NotRunning(f"job {row.job} cannot be stopped: {life.refusal(row.state, 'stop')}")
+        text = self._course.stop(job, message.now, now)
+        self._course.schedule(now)
+        return c.Ok(text=text)
+
+    def _resume_job(self, peer: bytes, request: str, message: c.ResumeJob, now: float) -> Message:
+        row = self._book.row(message.job)
+        if row.job in self._book.live:
+            return c.Ok(text=f"job {row.job} is {row.state} already")
+        if life.step(row.state, "resume") is None:
+            fix = f"`rudra again {row.job}` runs it anew"
+            raise NotRunning(f"job {row.job} cannot be resumed: {life.refusal(row.state, 'resume')}", fix=fix)
+        self._book.folder(row.job).make()
+        self._course.resume(self._book.load(self._registry.stored(row.job)), now)
+        return c.Ok(text=f"job {row.job} goes on from its newest snapshot")
+
+    def _remove_job(self, peer: bytes, request: str, message: c.RemoveJob, now: float) -> Message:
+        row = self._book.row(message.job)
+        if row.job in self._book.live or life.step(row.state, "remove") is None:
+            fix = f"`rudra stop {row.job}` first"
+            raise Rejected(f"job {row.job} cannot be removed: {life.refusal(row.state, 'remove')}", fix=fix)
+        try:
+            files.remove_folder(self._book.folder(row.job).root)
+        except OSError as error:
+            reason = error.strerror or "it cannot be removed"
+            raise RudraError(f"the job's folder stays: {reason}", where=row.folder) from None
+        self._book.remove(row.job)
+        return c.Ok(text=f"removed job {row.job}")
+
+    # ---------------------------------------------------------------------------------------- hosts
+
+    def _list_hosts(self, peer: bytes, request: str, message: c.ListHosts, now: float) -> Message:
+        used, wall = self._course.crew.used(), self._book.wall()
+        rows = [self._fleet.row(host, used, wall, now) for host in self._fleet.hosts.values()]
+        here = {row.name for row in rows}
+        rows += [row for row in self._registry.hosts(wall) if row.name not in here]
+        return c.Hosts(rows=sorted(rows, key=lambda row: row.name))
+
+
+def _brief(row: c.JobRow) -> c.JobRow:
+    """A row of a list: without what only one job's screen shows."""
+    if row.progress is None:
+        return row
+    brief = msgspec.structs.replace(row.progress, rows=row.progress.rows[-1:], learners=[], histogram={})
+    return msgspec.structs.replace(row, progress=brief)

@@ -1,0 +1,148 @@
+"""``rudra up``, ``down`` and ``hosts``: a cluster of one's own on this machine, without systemd."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from rudra_zmq import paths
+from rudra_zmq.cli.base import Cli, command, json_option
+from rudra_zmq.cli.output import ago, emit_json, say, table, utc
+from rudra_zmq.cli.places import Places
+from rudra_zmq.errors import AlreadyRunning, NotRunning, RudraError, TimedOut
+
+START_S = 20.0
+STOP_S = 60.0
+
+
+@command("up")
+@json_option
+@click.pass_obj
+def up(cli: Cli, as_json: bool) -> None:
+    """Start psd and learnerd in the background; a small supervisor restarts them if they die.
+
+    \b
+      rudra up && rudra submit --follow job.toml
+    """
+    state = paths.state_folder(cli.settings.paths.state)
+    pid = _supervisor(state)
+    if pid:
+        raise AlreadyRunning(f"the cluster of {state} is already up as PID {pid}", fix="`rudra down` stops it")
+    log = state / "up.log"
+    with open(log, "ab") as out:
+        start = out.tell()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "rudra_zmq.daemons.up", "--state", str(state)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            cwd="/",
+        )
+    hosts = _await_hosts(cli, child, log, start)
+    if as_json:
+        emit_json({"pid": child.pid, "state": str(state), "hosts": hosts})
+    else:
+        say(f"psd and learnerd are up (PID {child.pid}, logs in {log}); `rudra down` stops them")
+
+
+def _await_hosts(cli: Cli, child: subprocess.Popen[bytes], log: Path, start: int) -> list[str]:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if child.poll() is not None:
+            with open(log, errors="replace") as file:
+                file.seek(start)
+                lines = file.read().strip().splitlines()
+            raise RudraError(
+                f"it did not start: {lines[-1] if lines else child.returncode}",
+                where=str(log),
+                fix="see the log",
+            )
+        try:
+            with Places(cli.settings) as places:
+                found = places.head().hosts()
+            if found:
+                return [h.name for h in found]
+        except RudraError:
+            pass  # not there yet: the deadline is ours
+        time.sleep(0.05)
+    os.kill(child.pid, signal.SIGTERM)
+    raise TimedOut(f"no host has joined within {START_S:g} s", where=str(log), fix="see the log")
+
+
+def _supervisor(state: Path) -> int:
+    """The pid of the supervisor that lives, else 0."""
+    try:
+        value = json.loads((state / "up.json").read_text())
+        pid = int(value["pid"])
+        command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError, KeyError):
+        return 0
+    return pid if b"rudra_zmq.daemons.up" in command_line else 0
+
+
+@command("down")
+@click.pass_obj
+def down(cli: Cli) -> None:
+    """Stop what `rudra up` started; running jobs are drained, and go on at the next `up`.
+
+    \b
+      rudra down
+    """
+    state = paths.state_folder(cli.settings.paths.state)
+    pid = _supervisor(state)
+    if not pid:
+        raise NotRunning("nothing is up", where=str(state), fix="`rudra up` starts a cluster")
+    os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + STOP_S
+    while time.monotonic() < end:
+        if not _supervisor(state):
+            say("down")
+            return
+        time.sleep(0.05)
+    raise TimedOut(f"PID {pid} has not ended within {STOP_S:g} s", fix=f"kill -9 {pid}")
+
+
+@command("hosts")
+@json_option
+@click.pass_obj
+def hosts(cli: Cli, as_json: bool) -> None:
+    """Show the hosts that offer learners.
+
+    \b
+      rudra hosts --json
+    """
+    with cli.places() as places:
+        rows = places.head().hosts()
+    if as_json:
+        emit_json(
+            {
+                "hosts": [
+                    {"name": h.name, "slots": h.slots, "free": h.free, "pid": h.pid, "last_seen": utc(h.last_seen),
+                     "versions": h.versions}
+                    for h in rows
+                ]
+            }
+        )  # fmt: skip
+        return
+    table(
+        ["host", "slots", "free", "pid", "heard", "versions"],
+        [
+            [
+                h.name,
+                str(h.slots),
+                str(h.free),
+                str(h.pid),
+                ago(h.last_seen),
+                " ".join(f"{k} {v}" for k, v in h.versions.items()),
+            ]
+            for h in rows
+        ],
+    )

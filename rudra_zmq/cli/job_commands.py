@@ -1,0 +1,323 @@
+"""Commands about jobs: submit, follow, wait, jobs, status, show, stop, again."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from rudra_zmq.cli.base import Cli, command, complete_jobs, job_argument, json_option, quiet_option
+from rudra_zmq.cli.follow import Follower, event_line
+from rudra_zmq.cli.jobs_given import TargetCommand, load_target, set_option, submission, target_arguments
+from rudra_zmq.cli.output import ago, emit_json, note, percent, say, size, span, table, utc
+from rudra_zmq.cli.places import Found, Head
+from rudra_zmq.cli.report import ENDED, job_object, print_status, print_summary
+from rudra_zmq.config import job_from_toml, parse_duration
+from rudra_zmq.errors import EXIT_INTERRUPTED, EXIT_JOB_FAILED
+from rudra_zmq.wire.messages.control import JobRow
+
+
+def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A click callback: "30s" as seconds."""
+    if value is None:
+        return None
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+timeout_option = click.option("--timeout", callback=duration, metavar="TIME", help='Give up after this long ("10m").')
+
+
+@command("submit", cls=TargetCommand)
+@click.option("--follow", is_flag=True, help="Watch it to its end; Ctrl-C detaches.")
+@click.option("--dry-run", is_flag=True, help="Print the effective job file and stop.")
+@json_option
+@quiet_option
+@target_arguments
+@click.pass_obj
+def submit(
+    cli: Cli,
+    args: tuple[str, ...],
+    module: str | None,
+    sets: tuple[str, ...],
+    follow: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Hand a job to the cluster that `rudra up` (or a psd service) runs.
+
+    \b
+      rudra submit --follow job.toml
+      rudra submit -s sync.n=2 train.py --my-own-flag
+    """
+    loaded = load_target(args, module, sets)
+    if dry_run:
+        from rudra_zmq.cli.run import print_job
+
+        return print_job(loaded, as_json)
+    for line in loaded.notes:
+        note(line)
+    with cli.places() as places:
+        head = places.head()
+        job = head.submit(submission(loaded))
+        if follow:
+            note(f"job {job} {loaded.job.job.name}")
+            return watch(head, job, as_json, quiet, None)
+    if as_json:
+        emit_json({"job": job, "name": loaded.job.job.name, "state": "PENDING"})
+    else:
+        say(job if quiet else f"job {job} {loaded.job.job.name}: `rudra follow {job}` watches it")
+    return 0
+
+
+def watch(head: Head, job: str, as_json: bool, quiet: bool, timeout: float | None) -> int:
+    """Follow; Ctrl-C detaches and says how to come back."""
+    follower = Follower(head, job, quiet=quiet)
+    try:
+        row = follower.wait(None if timeout is None else time.monotonic() + timeout)
+    except KeyboardInterrupt:
+        note(f"\ndetached; the job goes on. `rudra follow {job}` comes back, `rudra stop {job}` stops it")
+        return EXIT_INTERRUPTED
+    if as_json:
+        emit_json(job_object(row))
+    elif quiet:
+        say(row.job)
+    else:
+        print_summary(row)
+    return EXIT_JOB_FAILED if row.state in ("FAILED", "LOST") else 0
+
+
+@command("follow")
+@job_argument
+@json_option
+@quiet_option
+@timeout_option
+@click.pass_obj
+def follow(cli: Cli, job: str, as_json: bool, quiet: bool, timeout: float | None) -> int:
+    """Watch a job to its end. Ctrl-C detaches, the job goes on.
+
+    \b
+      rudra follow 7f3a01
+    """
+    with cli.places() as places:
+        found = places.find(job)
+        if isinstance(found.place, Head):
+            return watch(found.place, found.row.job, as_json, quiet, timeout)
+        return _ended(found.row, as_json)
+
+
+def _ended(row: JobRow, as_json: bool) -> int:
+    if as_json:
+        emit_json(job_object(row))
+    else:
+        print_summary(row)
+    return EXIT_JOB_FAILED if row.state in ("FAILED", "LOST") else 0
+
+
+@command("wait")
+@click.argument("jobs", nargs=-1, shell_complete=complete_jobs)
+@timeout_option
+@click.pass_obj
+def wait(cli: Cli, jobs: tuple[str, ...], timeout: float | None) -> int:
+    """Wait until the jobs have ended, without a word; exit status 8 if one of them failed.
+
+    \b
+      rudra wait 7f3a01 --timeout 10m && rudra export 7f3a01 weights.safetensors
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    failed = False
+    with cli.places() as places:
+        for job in jobs or ("",):
+            found = places.find(job)
+            row = found.row
+            if row.state not in ENDED and isinstance(found.place, Head):
+                row = Follower(found.place, row.job, quiet=True).wait(deadline)
+            failed |= row.state in ("FAILED", "LOST")
+    return EXIT_JOB_FAILED if failed else 0
+
+
+@command("jobs")
+@json_option
+@quiet_option
+@click.pass_obj
+def jobs(cli: Cli, as_json: bool, quiet: bool) -> None:
+    """List jobs, newest first: those of the cluster and those of `rudra run`.
+
+    \b
+      rudra jobs --json
+    """
+    with cli.places() as places:
+        found = places.jobs()
+    if as_json:
+        emit_json({"jobs": [_brief(f.row) for f in found]})
+    elif quiet:
+        for f in found:
+            say(f.row.job)
+    else:
+        table(
+            ["job", "name", "state", "protocol", "learners", "epoch", "accuracy", "time", "created"],
+            [_line(f.row) for f in found],
+        )
+
+
+def _brief(row: JobRow) -> dict[str, object]:
+    full = job_object(row)
+    keys = ("job", "name", "state", "reason", "protocol", "n", "lambda", "updates", "accuracy", "seconds", "folder",
+            "created", "started", "ended")  # fmt: skip
+    return {key: full[key] for key in keys}
+
+
+def _line(row: JobRow) -> list[str]:
+    p = row.progress
+    if p is None or not p.protocol:
+        return [row.job, row.name, row.state, "-", "-", "-", "-", "-", ago(row.created)]
+    protocol = f"{p.n}-softsync" if p.protocol == "softsync" else p.protocol
+    epoch = f"{min(p.epoch + 1, p.epochs)}/{p.epochs}"
+    figures = [protocol, str(p.lam), epoch, percent(p.accuracy), span(p.seconds)]
+    return [row.job, row.name, row.state, *figures, ago(row.created)]
+
+
+@command("status")
+@job_argument
+@click.option("-w", "--watch", "beat", is_flag=True, help="Draw it anew every two seconds until the job has ended.")
+@json_option
+@click.pass_obj
+def status(cli: Cli, job: str, beat: bool, as_json: bool) -> None:
+    """Show one job on one screen.
+
+    \b
+      rudra status            the newest job
+      rudra status 7f3a01 -w
+    """
+    with cli.places() as places:
+        found = places.find(job)
+        while True:
+            row = _show_status(found, as_json, clear=beat and sys.stdout.isatty())
+            if not beat or row.state in ENDED:
+                return
+            time.sleep(2.0)
+
+
+def _show_status(found: Found, as_json: bool, clear: bool) -> JobRow:
+    row = found.place.get(found.row.job).row
+    if as_json:
+        emit_json(job_object(row))
+        return row
+    events = found.place.events(row.job, 0, 0.0, "").rows
+    if clear:
+        sys.stdout.write("\x1b[H\x1b[2J")
+    print_status(row, [event_line(e) for e in events[-3:]])
+    return row
+
+
+@command("show")
+@job_argument
+@json_option
+@click.pass_obj
+def show(cli: Cli, job: str, as_json: bool) -> None:
+    """Show a job's effective file, where each key came from, its code's hash and its files.
+
+    \b
+      rudra show 7f3a01
+    """
+    with cli.places() as places:
+        found = places.find(job)
+        reply = found.place.get(found.row.job)
+        files = found.place.files(found.row.job)
+    if as_json:
+        row = reply.row
+        emit_json(
+            {
+                "job": row.job,
+                "name": row.name,
+                "state": row.state,
+                "created": utc(row.created),
+                "toml": reply.toml,
+                "origins": reply.origins,
+                "code_hash": reply.code_hash,
+                "folder": row.folder,
+                "files": [{"path": path, "bytes": count} for path, count in files],
+            }
+        )
+        return
+    say(
+        f"# job {reply.row.job} {reply.row.name}: {reply.row.state}"
+        + (f", code {reply.code_hash}" * bool(reply.code_hash))
+    )
+    from rudra_zmq.config import job_to_toml
+
+    loaded = job_from_toml(reply.toml, name=reply.row.name)
+    say(job_to_toml(loaded.job, {k: v for k, v in reply.origins.items() if v != "default"}).rstrip())
+    say()
+    table(["file", "size"], [[path, size(count)] for path, count in files])
+    say(f"in {reply.row.folder}")
+
+
+@command("stop")
+@job_argument
+@click.option("--now", is_flag=True, help="Do not drain; the last snapshot stays.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the end.")
+@json_option
+@timeout_option
+@click.pass_obj
+def stop(cli: Cli, job: str, now: bool, no_wait: bool, as_json: bool, timeout: float | None) -> int:
+    """Stop a job: running mini-batches are finished and a snapshot is made, so that `rudra resume` goes on.
+
+    \b
+      rudra stop 7f3a01
+    """
+    with cli.places() as places:
+        head, row = places.find_live(job)
+        head.stop(row.job, now)
+        if not no_wait:
+            row = Follower(head, row.job, quiet=True).wait(time.monotonic() + (timeout or 60.0))
+    if as_json:
+        emit_json(job_object(row))
+    else:
+        say(f"job {row.job} is {row.state}" if not no_wait else f"job {row.job} is told to stop")
+    return 0
+
+
+@command("again")
+@job_argument
+@click.option("--follow", is_flag=True, help="Watch it to its end; Ctrl-C detaches.")
+@set_option
+@json_option
+@quiet_option
+@click.pass_obj
+def again(cli: Cli, job: str, follow: bool, sets: tuple[str, ...], as_json: bool, quiet: bool) -> int:
+    """Run a job anew with the same file, and -s for what is to differ.
+
+    \b
+      rudra again 7f3a01 -s job.seed=2
+
+    A job of `rudra run` runs in a private cluster again.
+    """
+    from pathlib import Path
+
+    with cli.places() as places:
+        found = places.find(job)
+        reply = found.place.get(found.row.job)
+        folder = Path(job_from_toml(reply.toml, name=found.row.name).job.run.cwd or Path.cwd())
+        loaded = job_from_toml(reply.toml, name=found.row.name, sets=sets, folder=folder)
+        message = submission(loaded, again=found.row.job)
+        if not _is_of_run(found):
+            assert isinstance(found.place, Head)
+            new = found.place.submit(message)
+            if follow:
+                return watch(found.place, new, as_json, quiet, None)
+            emit_json({"job": new, "name": loaded.job.job.name, "state": "PENDING"}) if as_json else say(
+                new if quiet else f"job {new} {loaded.job.job.name}"
+            )
+            return 0
+    from rudra_zmq.cli.run import run_private
+
+    return run_private(cli, loaded, message, as_json, quiet)
+
+
+def _is_of_run(found: Found) -> bool:
+    return not isinstance(found.place, Head) or found.place.of_run

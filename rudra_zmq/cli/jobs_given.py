@@ -1,0 +1,96 @@
+"""A job as the command line names it: JOB.toml, train.py or ``-m module``, with ``-s key=value``.
+
+Owns the way from TARGET to a Submit message. Reads files, runs nothing of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rudra_zmq.config import LoadedJob, job_for_script, job_to_toml, load_job
+from rudra_zmq.errors import UsageError
+from rudra_zmq.wire.messages.control import Submit
+
+
+class TargetCommand(click.Command):
+    """Stops reading options at a script's name (or after ``-m MODULE``): the rest is the script's own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes_value = {
+            name for p in self.params if isinstance(p, click.Option) and not (p.is_flag or p.count) for name in p.opts
+        }
+        k = 0
+        while k < len(args) and args[k].startswith("-") and args[k] not in ("-", "--"):
+            name = args[k]
+            k += 2 if name in takes_value else 1
+            if name == "-m":
+                break
+        own, rest = args[:k], args[k:]
+        if rest[:1] != ["--"] and rest and rest[0].endswith(".toml") and "-m" not in own:
+            return super().parse_args(ctx, args)  # a job file has no arguments of its own
+        return super().parse_args(ctx, [*own, "--", *(rest[1:] if rest[:1] == ["--"] else rest)])
+
+
+def target_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments of run and submit: everything after a script's name is the script's own."""
+    function = click.argument("args", nargs=-1, type=click.UNPROCESSED)(function)
+    function = click.option("-m", "module", metavar="MODULE", help="Run a module as a script, as python -m does.")(
+        function
+    )
+    return set_option(function)
+
+
+def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``-s key=value``, wherever a job is given."""
+    return click.option(
+        "-s",
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set a key of the job file (repeatable).",
+    )(function)
+
+
+def load_target(args: Sequence[str], module: str | None, sets: Sequence[str]) -> LoadedJob:
+    """The effective job; UsageError or ConfigError with one line."""
+    if module is not None:
+        return job_for_script(module=module, args=args, sets=sets)
+    if not args:
+        raise UsageError("no job is named", fix="give JOB.toml, train.py or -m MODULE")
+    target, rest = args[0], list(args[1:])
+    if target.endswith(".toml"):
+        if rest:
+            raise UsageError(
+                f"{rest[0]!r} after the job file", fix="set keys with -s before it; arguments are for scripts"
+            )
+        return load_job(Path(target), sets)
+    return job_for_script(target, args=rest, sets=sets)
+
+
+def submission(loaded: LoadedJob, again: str = "") -> Submit:
+    """The message; its request id makes a repeated send one job."""
+    job = loaded.job
+    return Submit(
+        request=secrets.token_hex(16),
+        name=job.job.name,
+        toml=job_to_toml(job),
+        cwd=job.run.cwd or os.getcwd(),
+        origins=dict(loaded.origins),
+        code_hash=code_hash(job.run.script, job.run.cwd),
+        again=again,
+    )
+
+
+def code_hash(script: str, cwd: str) -> str:
+    """The first 12 hex digits of the script's SHA-256 (R2: an edited script is seen to be another)."""
+    if not script:
+        return ""
+    return hashlib.sha256((Path(cwd or ".") / script).read_bytes()).hexdigest()[:12]

@@ -1,0 +1,207 @@
+"""``rudra logs``: what a job's processes wrote, from the start or as it comes.
+
+Owns the merging of several files and the follower's offsets: a read names (inode, offset), so a cut connection
+resumes where it was, nothing lost and nothing twice.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import click
+
+from rudra_zmq.cli.base import Cli, command, job_argument
+from rudra_zmq.cli.output import note, say
+from rudra_zmq.cli.places import FinishedRun, Head
+from rudra_zmq.cli.report import ENDED
+from rudra_zmq.config import parse_duration
+from rudra_zmq.errors import NotFound, RudraError, TimedOut, Unreachable, UsageError
+
+PIECE = 131072
+BEAT_S = 0.5
+PATIENCE_S = 60.0
+_NAME = re.compile(r"logs/(learner-(\d+)|evaluator|node)\.(log|out)")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)Z ")
+
+
+@dataclass
+class Source:
+    """One file that is being read."""
+
+    path: str
+    label: str
+    offset: int = 0
+    inode: int = 0
+    rest: bytes = b""
+    fresh: bool = True  # whether the line that comes next is recent enough for --since
+
+
+@command("logs")
+@job_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended; Ctrl-C stops the reader alone.")
+@click.option("--learner", metavar="RANK|failed", help="Only this rank, or those that failed.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Only lines from then on: 10m, 14:30, 2026-12-01T14:30. A script's raw output has no times and is left out.",
+)
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Begin with the last N lines.")
+@click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.pass_obj
+def logs(
+    cli: Cli,
+    job: str,
+    follow: bool,
+    learner: str | None,
+    since: str | None,
+    tail: int | None,
+    grep: str | None,
+) -> None:
+    """Show what a job's learners, evaluator and node wrote.
+
+    \b
+      rudra logs -f
+      rudra logs 7f3a01 --learner failed
+      rudra logs --since 10m --grep 'loss=[01]'
+
+    Each line begins with its source; learner-N.out is the script's own output, learner-N.log is rudra's.
+    """
+    pattern = _pattern(grep)
+    begin = parse_since(since) if since else None
+    with cli.places() as places:
+        found = places.find(job)
+        place = found.place
+        wanted = _wanted(place, found.row.job, learner)
+        reader = Reader(place, found.row.job, wanted, begin, pattern)
+        for line in reader.first(tail):
+            say(line)
+        while follow:
+            ended = reader.state() in ENDED  # asked before the read, so that the last lines are not missed
+            for line in reader.more():
+                say(line)
+            if ended:
+                note(f"job {found.row.job} is {reader.state()}")
+                return
+            time.sleep(BEAT_S)
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(text) if text is not None else None
+    except re.error as error:
+        raise UsageError(
+            f"--grep {text!r} is no regular expression: {error}", fix="escape special characters"
+        ) from None
+
+
+def parse_since(text: str) -> datetime:
+    """ "10m" ago, "14:30" local (today, or yesterday when that is still to come), or ISO; aware, in local time."""
+    now = datetime.now().astimezone()
+    try:
+        if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text):
+            hour, minute, *second = (int(part) for part in text.split(":"))
+            then = now.replace(hour=hour, minute=minute, second=second[0] if second else 0, microsecond=0)
+            return then if then <= now else then - timedelta(days=1)
+        if re.match(r"\d{4}-", text):
+            return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone()
+        return now - timedelta(seconds=parse_duration(text))
+    except (ValueError, RudraError):
+        raise UsageError(f"--since {text!r} is no time", fix="use 10m, 14:30 or 2026-12-01T14:30") from None
+
+
+def _wanted(place: Head | FinishedRun, job: str, learner: str | None) -> frozenset[int] | None:
+    """The ranks to show; None for everything."""
+    if learner is None:
+        return None
+    if learner == "failed":
+        reason = place.get(job).row.reason
+        ranks = frozenset(int(r) for r in re.findall(r"(?:learner|rank)[ \[]*(\d+)", reason))
+        if not ranks:
+            raise NotFound(f"no learner of job {job} failed", fix="leave --learner out to see all")
+        return ranks
+    if not learner.isdigit():
+        raise UsageError(f"--learner {learner!r}", fix='give a rank such as 0, or "failed"')
+    return frozenset({int(learner)})
+
+
+class Reader:
+    """Reads all wanted files of a job, again and again."""
+
+    def __init__(
+        self,
+        place: Head | FinishedRun,
+        job: str,
+        ranks: frozenset[int] | None,
+        since: datetime | None,
+        pattern: re.Pattern[str] | None,
+    ) -> None:
+        self.place, self.job, self.ranks, self.since, self.pattern = place, job, ranks, since, pattern
+        self.sources: dict[str, Source] = {}
+        self._lost: float | None = None
+
+    def state(self) -> str:
+        """The job's state; RUNNING while the head does not answer, for at most a minute."""
+        try:
+            state = self.place.get(self.job).row.state
+            self._lost = None
+            return state
+        except (Unreachable, TimedOut):
+            self._lost = self._lost or time.monotonic()
+            if time.monotonic() - self._lost > PATIENCE_S:
+                raise
+            return "RUNNING"
+
+    def first(self, tail: int | None) -> list[str]:
+        """What is there now, all of it or the last ``tail`` lines."""
+        self._look()
+        if self.ranks is not None and not self.sources:
+            raise NotFound(f"no log of learner {min(self.ranks)} in job {self.job}", fix="`rudra show` lists the files")
+        lines = list(self.more())
+        return lines if tail is None else lines[len(lines) - tail :] if tail else []
+
+    def more(self) -> Iterator[str]:
+        """Lines that came since; nothing while the head does not answer."""
+        try:
+            self._look()
+            for source in self.sources.values():
+                yield from self._read(source)
+        except (Unreachable, TimedOut):
+            if not isinstance(self.place, Head):
+                raise
+
+    def _look(self) -> None:
+        for path, _ in self.place.files(self.job):
+            match = _NAME.fullmatch(path)
+            if match is None or path in self.sources:
+                continue
+            if self.ranks is not None and (match[2] is None or int(match[2]) not in self.ranks):
+                continue
+            label = f"{match[2] or match[1]}{'|' if match[3] == 'out' else ':'}"
+            self.sources[path] = Source(path, label, fresh=self.since is None)
+
+    def _read(self, source: Source) -> Iterator[str]:
+        while True:
+            piece = self.place.read(self.job, source.path, source.offset, PIECE)
+            if source.inode not in (0, piece.inode) or piece.size < source.offset:
+                source.offset, source.inode, source.rest = 0, piece.inode, b""  # replaced: begin it anew
+                continue
+            source.inode = piece.inode
+            if not piece.data:
+                return
+            source.offset += len(piece.data)
+            *lines, source.rest = (source.rest + piece.data).split(b"\n")
+            for raw in lines:
+                text = raw.decode(errors="replace").rstrip("\r")
+                if self._passes(source, text):
+                    yield f"{source.label} {text}"
+
+    def _passes(self, source: Source, text: str) -> bool:
+        if self.since is not None:
+            stamp = _STAMP.match(text)
+            if stamp:  # a line without a time belongs to the one before it
+                source.fresh = datetime.fromisoformat(stamp[1] + "+00:00") >= self.since
+        return source.fresh and (self.pattern is None or self.pattern.search(text) is not None)

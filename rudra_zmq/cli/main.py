@@ -1,0 +1,52 @@
+"""The command ``rudra``: the group, and the one place where errors become lines and exit statuses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from rudra_zmq import __version__
+from rudra_zmq.cli.base import Cli, Group, fail
+from rudra_zmq.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, RudraError
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="rudra")
+@click.option("--head", envvar="RUDRA_HEAD_ADDRESS", default="", metavar="ADDRESS", help="The head to talk to.")
+@click.pass_context
+def rudra(ctx: click.Context, head: str) -> None:
+    """Train PyTorch models with a parameter server: hardsync, n-softsync and async.
+
+    \b
+      rudra run etc/rudra/jobs/fashion-softsync.toml    train here and now
+      rudra run train.py --my-flag                      a script of one's own
+      rudra status                                      the newest job
+
+    JOB is an id, a name (the newest of it), or nothing (the newest of all).
+    """
+    ctx.obj = Cli(head)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    try:
+        status = rudra.main(args=list(argv) if argv is not None else None, prog_name="rudra", standalone_mode=False)
+        return int(status or EXIT_OK)
+    except RudraError as error:
+        fail(str(error))
+        return error.exit_status
+    except click.UsageError as error:
+        usage = f" (`{error.ctx.command_path} --help` shows how)" if error.ctx else ""
+        fail(error.format_message() + ("" if "Fix:" in error.message else usage))
+        return EXIT_USAGE
+    except click.ClickException as error:
+        fail(error.format_message())
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        fail("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output left (head, less): not an error of ours
+        return EXIT_OK

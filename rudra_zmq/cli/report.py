@@ -1,0 +1,188 @@
+"""A job as one JSON object and as one screen. Knows the records of the wire, asks nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rudra_zmq.cli.output import ago, local, percent, say, size, span, table, utc
+from rudra_zmq.wire.messages.control import EpochRow, JobRow, Progress
+
+ENDED = frozenset({"STOPPED", "DONE", "FAILED", "LOST"})
+
+
+def job_object(row: JobRow) -> dict[str, Any]:
+    """The object of ``run --json`` and ``status --json``: stable names, None for what is not known yet."""
+    p = row.progress or Progress(state=row.state)
+    return {
+        "job": row.job,
+        "name": row.name,
+        "state": row.state,
+        "reason": row.reason or p.reason,
+        "protocol": p.protocol,
+        "rule": p.rule,
+        "n": p.n,
+        "lambda": p.lam,
+        "declared": p.declared,
+        "mu": p.mu,
+        "c": p.c,
+        "global_batch": p.global_batch,
+        "generation": p.generation,
+        "seconds": p.seconds,
+        "samples_per_s": p.samples_per_s,
+        "updates_per_s": p.updates_per_s,
+        "updates": p.updates,
+        "samples": p.samples,
+        "loss": p.loss,
+        "accuracy": p.accuracy,
+        "staleness": {
+            "mean": p.staleness_mean,
+            "p95": p.staleness_p95,
+            "max": p.staleness_max,
+            "histogram": p.histogram,
+        },
+        "overlap": p.overlap,
+        "gradients": {
+            "accepted": p.accepted,
+            "applied": p.applied,
+            "pending": p.pending,
+            "skipped": p.skipped,
+            "dropped": p.drops,
+        },
+        "parameters": p.parameters,
+        "memory": p.memory,
+        "snapshot_age": p.snapshot_age,
+        "limited_by": p.limited_by,
+        "epochs": [msgspec.to_builtins(e) for e in p.rows],
+        "learners": [msgspec.to_builtins(e) for e in p.learners],
+        "weights": p.weights or None,
+        "folder": row.folder,
+        "created": utc(row.created),
+        "started": utc(row.started),
+        "ended": utc(row.ended),
+    }
+
+
+def print_epochs(rows: list[EpochRow], of: int) -> None:
+    """The table of epochs with the samples counted in each."""
+    if not rows:
+        return
+    table(
+        ["epoch", "samples", "loss", "test accuracy", "staleness", "p95", "updates", "rate", "time"],
+        [
+            [
+                str(r.epoch + 1),
+                f"{r.distinct:,} of {of:,}",
+                "-" if r.train_loss is None else f"{r.train_loss:.4f}",
+                percent(r.accuracy),
+                f"{r.staleness_mean:.3f}",
+                f"{r.staleness_p95:g}",
+                str(r.updates),
+                f"{r.lr:.4g}",
+                span(r.seconds),
+            ]
+            for r in rows
+        ],
+    )
+
+
+def print_histogram(p: Progress) -> None:
+    """Staleness as bars: sigma, share, count."""
+    counts = sorted(((int(k), v) for k, v in p.histogram.items()))
+    total = sum(v for _, v in counts)
+    if not total:
+        return
+    say(
+        f"staleness of {total:,} gradients: mean {p.staleness_mean:.3f}, p95 {p.staleness_p95:g}, max {p.staleness_max}"
+    )
+    for sigma, count in counts[:12]:
+        say(f"  {sigma:>4} {'#' * max(1, round(40 * count / total)):<40} {100 * count / total:5.1f} % {count:>9,}")
+    if len(counts) > 12:
+        rest = sum(v for _, v in counts[12:])
+        say(f"   >{counts[11][0]:<3} {'#' * round(40 * rest / total):<40} {100 * rest / total:5.1f} % {rest:>9,}")
+
+
+def print_summary(row: JobRow) -> None:
+    """What a person wants to know of an ended job."""
+    p = row.progress or Progress(state=row.state)
+    say(f"job {row.job} {row.name}: {row.state}" + (f" ({row.reason})" if row.reason else ""))
+    if p.protocol:
+        say(f"{_protocol(p)}, {p.lam} learners x {p.mu} samples, rule {p.rule}, {p.parameters:,} parameters")
+    print_epochs(p.rows, p.samples_per_epoch)
+    print_histogram(p)
+    if p.updates:
+        say(
+            f"accuracy {percent(p.accuracy)}   time {span(p.seconds)}   {p.samples_per_s:,.0f} samples/s   "
+            f"{p.updates:,} updates   overlap {100 * p.overlap:.0f} %"
+        )
+    if p.weights:
+        say(f"weights  {p.weights}")
+    if row.folder:
+        say(f"folder   {row.folder}")
+
+
+def _protocol(p: Progress) -> str:
+    return f"{p.n}-softsync" if p.protocol == "softsync" else p.protocol
+
+
+def print_status(row: JobRow, last_events: list[str]) -> None:
+    """One screen of a job."""
+    p = row.progress or Progress(state=row.state)
+    say(f"job       {row.job} {row.name}")
+    say(f"state     {row.state}" + (f" - {row.reason or p.reason}" if row.reason or p.reason else ""))
+    say(f"created   {local(row.created)} ({ago(row.created)})")
+    if not p.protocol:
+        _print_events(last_events)
+        return
+    alive = sum(e.state in ("present", "torpid") for e in p.learners)
+    say(f"protocol  {_protocol(p)}, c = {p.c}, rule {p.rule}, rate {p.lr:.4g}, global batch {p.global_batch}")
+    say(f"learners  {alive} of {p.declared}, lambda = {p.lam}, mu = {p.mu}")
+    done = f"{min(1.0, p.samples / max(1, p.samples_per_epoch * p.epochs)):.0%}"
+    say(f"progress  epoch {min(p.epoch + 1, p.epochs)} of {p.epochs} ({done}), update {p.updates:,}, {span(p.seconds)}")
+    say(
+        f"speed     {p.samples_per_s:,.0f} samples/s, {p.updates_per_s:,.1f} updates/s, overlap {100 * p.overlap:.0f} %"
+    )
+    loss = "-" if p.loss is None else f"{p.loss:.4f}"
+    say(f"quality   loss {loss}, test accuracy {percent(p.accuracy)}")
+    say(f"staleness mean {p.staleness_mean:.3f}, p95 {p.staleness_p95:g}, max {p.staleness_max}")
+    say(f"gradients {p.accepted:,} accepted, {p.applied:,} applied, {p.pending} pending, {p.skipped} skipped")
+    if p.drops:
+        say("dropped   " + ", ".join(f"{k} {v:,}" for k, v in sorted(p.drops.items())))
+    age = "none" if p.snapshot_age is None else f"{span(p.snapshot_age)} old"
+    say(f"server    {size(p.memory)} of memory, generation {p.generation}, snapshot {age}")
+    if p.limited_by:
+        say(f"limited   by {p.limited_by}")
+    if p.learners:
+        say()
+        _print_learners(p)
+    if p.rows:
+        say()
+        print_epochs(p.rows, p.samples_per_epoch)
+    _print_events(last_events)
+
+
+def _print_learners(p: Progress) -> None:
+    table(
+        ["rank", "incarnation", "state", "host", "pid", "gradients", "samples/s", "heard"],
+        [
+            [
+                str(e.rank),
+                str(e.incarnation),
+                e.state,
+                e.host,
+                str(e.pid),
+                str(e.gradients),
+                f"{e.samples_per_s:.0f}",
+                f"{span(e.silent)} ago",
+            ]
+            for e in p.learners
+        ],
+    )
+
+
+def _print_events(lines: list[str]) -> None:
+    if lines:
+        say()
+        for line in lines:
+            say(line)

@@ -1,0 +1,166 @@
+"""``rudra run`` and what shares its private cluster: ``resume`` of such a run."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rudra_zmq.cli.base import Cli, command, job_argument, json_option, quiet_option
+from rudra_zmq.cli.cluster import PrivateCluster
+from rudra_zmq.cli.follow import Follower
+from rudra_zmq.cli.jobs_given import TargetCommand, load_target, submission, target_arguments
+from rudra_zmq.cli.output import emit_json, note, say
+from rudra_zmq.cli.places import FinishedRun, Found, Head
+from rudra_zmq.cli.report import job_object, print_summary
+from rudra_zmq.config import LoadedJob
+from rudra_zmq.errors import EXIT_INTERRUPTED, EXIT_JOB_FAILED, NotRunning
+from rudra_zmq.wire.messages.control import JobRow, Submit
+
+DRAIN_S = 60.0
+
+
+@command("run", cls=TargetCommand)
+@click.option("--dry-run", is_flag=True, help="Print the effective job file and stop.")
+@json_option
+@quiet_option
+@target_arguments
+@click.pass_obj
+def run(
+    cli: Cli,
+    args: tuple[str, ...],
+    module: str | None,
+    sets: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Train on this machine alone: a private cluster is started, the job followed, reported, torn down.
+
+    \b
+      rudra run etc/rudra/jobs/fashion-softsync.toml
+      rudra run -s sync.protocol=async -s learners.count=2 train.py --my-own-flag
+      rudra run -m my.package.train
+
+    TARGET is JOB.toml, a script or -m MODULE; what follows a script's name is the script's own. Ctrl-C stops the
+    job cleanly (drain, snapshot) and a second one at once; `rudra resume` goes on with it.
+    """
+    loaded = load_target(args, module, sets)
+    if dry_run:
+        return print_job(loaded, as_json)
+    return run_private(cli, loaded, submission(loaded), as_json, quiet)
+
+
+def run_private(cli: Cli, loaded: LoadedJob, message: Submit, as_json: bool, quiet: bool) -> int:
+    """Submit to a private cluster of its own and follow to the end."""
+    learners = loaded.job.learners
+    for line in loaded.notes:
+        note(line)
+    with PrivateCluster(cli.settings, slots=max(learners.count, learners.most)) as cluster:
+        job = cluster.head.submit(message)
+        cluster.submitted = True
+        if not quiet:
+            note(f"job {job} {loaded.job.job.name}: {learners.count} learners on this machine, in {cluster.folder}")
+        return follow_private(cluster, job, as_json, quiet)
+
+
+def print_job(loaded: LoadedJob, as_json: bool) -> int:
+    from rudra_zmq.config import job_to_toml
+
+    if as_json:
+        emit_json({"toml": job_to_toml(loaded.job), "origins": dict(loaded.origins)})
+    else:
+        say(job_to_toml(loaded.job).rstrip())
+    return 0
+
+
+def follow_private(cluster: PrivateCluster, job: str, as_json: bool, quiet: bool) -> int:
+    """Follow to the end, stop on Ctrl-C, report; the exit status of the command."""
+    follower = Follower(cluster.head, job, quiet=quiet, check=cluster.check)
+    # TERM (a scheduler, a closed terminal) means the same as the first Ctrl-C.
+    before = {s: signal.signal(s, _interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
+    interrupted = False
+    try:
+        try:
+            row = follower.wait()
+        except KeyboardInterrupt:
+            interrupted = True
+            note("\nstopping: running mini-batches are finished and a snapshot is made (Ctrl-C again: at once)")
+            row = _stop(cluster, follower, job)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    _report(row, as_json, quiet)
+    if interrupted:
+        note(f"`rudra resume {job}` goes on with it")
+        return EXIT_INTERRUPTED
+    return EXIT_JOB_FAILED if row.state in ("FAILED", "LOST") else 0
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _stop(cluster: PrivateCluster, follower: Follower, job: str) -> JobRow:
+    """Drain; a second interrupt kills the cluster. Returns the job as it was seen last."""
+    try:
+        with contextlib.suppress(NotRunning):  # it ended in this very moment
+            cluster.head.stop(job, now=False)
+        return follower.wait(time.monotonic() + DRAIN_S)
+    except KeyboardInterrupt:
+        note("stopping at once")
+        cluster.kill()
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _report(row: JobRow, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        emit_json(job_object(row))
+    elif quiet:
+        say(row.job)
+    else:
+        print_summary(row)
+
+
+@command("resume")
+@job_argument
+@json_option
+@quiet_option
+@click.pass_obj
+def resume(cli: Cli, job: str, as_json: bool, quiet: bool) -> int:
+    """Go on with a job that was stopped, failed or lost, from its newest snapshot.
+
+    \b
+      rudra resume            the newest job
+      rudra resume 7f3a01
+
+    A job of `rudra run` gets its private cluster again and is followed to its end.
+    """
+    with cli.places() as places:
+        found = places.find(job)
+        if found.row.state == "DONE":
+            raise NotRunning(f"job {found.row.job} is DONE", fix=f"`rudra again {found.row.job}` runs it anew")
+        if isinstance(found.place, Head):
+            text = found.place.resume(found.row.job)
+            emit_json({"job": found.row.job, "text": text}) if as_json else say(text)
+            return 0
+        return _resume_run(cli, found, found.place, as_json, quiet)
+
+
+def _resume_run(cli: Cli, found: Found, place: FinishedRun, as_json: bool, quiet: bool) -> int:
+    from rudra_zmq.config import job_from_toml
+
+    reply = place.get(found.row.job)
+    learners = job_from_toml(reply.toml, name=found.row.name).job.learners
+    folder: Path = place.folder
+    place.close()
+    with PrivateCluster(cli.settings, folder, slots=max(learners.count, learners.most)) as cluster:
+        row = cluster.head.get(found.row.job).row
+        if row.state in ("STOPPED", "FAILED", "LOST"):
+            cluster.head.resume(found.row.job)
+        return follow_private(cluster, found.row.job, as_json, quiet)

@@ -47,7 +47,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a model's vectors. ``P``, ``BF``, ``BI`` in elements; ``int_offset``, ``nbytes`` in bytes."""
+    """Layout of a model's vectors. ``P``, ``BF``, ``BI`` in elements; ``int_offset``, ``nbytes`` in bytes."""
 
     params: tuple[Slice, ...]
     float_buffers: tuple[Slice, ...]
@@ -136,7 +136,7 @@ def _diff_list(what: str, here: Sequence[TensorSpec], there: Sequence[TensorSpec
             lines.append(f"{what} {spec.name}: {spec.dtype} here, {other.dtype} there")
     lines += [f"{what} {spec.name}: there alone" for spec in there if spec.name not in ours]
     if not lines:
-        for i, (a, b) in enumerate(zip(here, there, strict=True)):
+        for i, (a, b) in enumerate(zip(here, there, strict=False)):
             if a.name != b.name:
                 return [f"{what}s in another order from number {i} on: {a.name} here, {b.name} there"]
     return lines

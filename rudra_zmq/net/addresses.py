@@ -1,0 +1,173 @@
+"""Addresses: how they are written, what they resolve to, why nobody answers, who holds them.
+
+Owns the two forms tcp://HOST:PORT and ipc:///PATH, the lock of an ipc path, and the reasons of an unreachable
+address. Must not know ZeroMQ: plain sockets answer all of this exactly, and name resolution inside libzmq would
+stall every socket of the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from rudra_zmq.errors import AlreadyRunning, ConfigError, Unreachable
+
+MAX_PATH = 107  # bytes of sun_path without its NUL
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One parsed address; ``path`` for ipc, ``host`` and ``port`` for tcp."""
+
+    kind: str  # ipc | tcp
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == "ipc":
+            return f"ipc://{self.path}"
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+
+def parse(text: str) -> Address:
+    """Address of its written form. Raises ConfigError with the form that is meant."""
+    if text.startswith("ipc://"):
+        path = text[len("ipc://") :]
+        if not path.startswith("/") or "\0" in path:
+            raise ConfigError(f"address {text!r} has no absolute path", fix="write ipc:///run/user/1000/rudra/psd")
+        if len(os.fsencode(path)) > MAX_PATH:
+            what = f"socket path of {len(os.fsencode(path))} bytes; the kernel takes {MAX_PATH}"
+            raise ConfigError(what, where=path, fix="choose a shorter runtime folder")
+        return Address("ipc", path=path)
+    match = re.fullmatch(r"tcp://(?:\[([0-9A-Fa-f:.%]+)\]|([^:/\[\]\s]+)):(\d{1,5})", text)
+    if match is None or int(match[3]) > 65535:
+        raise ConfigError(f"address {text!r} is none", fix="write tcp://HOST:PORT or ipc:///PATH")
+    return Address("tcp", host=match[1] or match[2], port=int(match[3]))
+
+
+def resolve(address: Address) -> Address:
+    """``address`` with an IP for its host (IPv4 before IPv6). Raises Unreachable naming the host that failed."""
+    if address.kind == "ipc":
+        return address
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        where = f"{address}, looked up on {socket.gethostname()}"
+        raise Unreachable(f"name not found: {address.host}", where=where, fix="check the host's name") from None
+    found.sort(key=lambda info: info[0] != socket.AF_INET)
+    return Address("tcp", host=str(found[0][4][0]), port=address.port)
+
+
+def probe(address: Address, timeout: float = 2.0) -> str:
+    """Why nobody can be reached at ``address``, in words; "" where somebody listens. Waits ``timeout`` seconds."""
+    try:
+        target = resolve(address)
+    except Unreachable as error:
+        return error.message
+    family = socket.AF_UNIX if target.kind == "ipc" else socket.AF_INET6 if ":" in target.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as plain:
+        plain.settimeout(timeout)
+        try:
+            plain.connect(target.path if target.kind == "ipc" else (target.host, target.port))
+        except TimeoutError:
+            return f"no answer in {timeout:g} s (host down, or filtered)"
+        except OSError as error:
+            return _reason(error, target)
+    return ""
+
+
+def _reason(error: OSError, address: Address) -> str:
+    if error.errno == errno.ENOENT:
+        return "no such socket"
+    if error.errno == errno.ECONNREFUSED:
+        return "refused: nobody listens" if address.kind == "tcp" else "refused: its owner is gone"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "no permission on the socket"
+    if error.errno == errno.EAGAIN:
+        return "its owner accepts no connections"
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def unreachable(address: Address, what: str = "nobody answers", *, fix: str = "", timeout: float = 2.0) -> Unreachable:
+    """The error for ``address``, with the reason found by a plain connect."""
+    reason = probe(address, timeout) or "it accepts connections, and does not answer"
+    return Unreachable(f"{what}: {reason}", where=str(address), fix=fix or "start it, or give another address")
+
+
+# ------------------------------------------------------------------------------------------- who holds it
+
+
+class PathLock:
+    """The right to bind an ipc path: a second bind would silently take the path from a living owner.
+
+    The lock is a file beside the socket with the owner's PID; it goes with the process, whatever it dies of.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Takes the lock, and removes a dead owner's socket. Raises AlreadyRunning with the owner's PID."""
+        self.path = path
+        self.lock = f"{path}.lock"
+        self._fd = self._take()
+        Path(path).unlink(missing_ok=True)
+
+    def _take(self) -> int:
+        while True:
+            fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+                os.close(fd)
+                raise AlreadyRunning(
+                    f"already running as PID {pid or 'unknown'}", where=self.path, fix=f"use it, or stop it: kill {pid}"
+                ) from None
+            # The owner before removed the file between our open and our lock: what we hold has no name.
+            try:
+                same = os.stat(self.lock).st_ino == os.fstat(fd).st_ino
+            except FileNotFoundError:
+                same = False
+            if same:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                return fd
+            os.close(fd)
+
+    def release(self) -> None:
+        """Removes socket and lock file; harmless the second time."""
+        if self._fd < 0:
+            return
+        Path(self.path).unlink(missing_ok=True)
+        Path(self.lock).unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = -1
+
+
+def port_owner(port: int) -> int | None:
+    """PID of the process that listens on tcp ``port`` of this host, where /proc lets us see it."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text("ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return None
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if any(os.readlink(fd) in inodes for fd in (entry / "fd").iterdir()):
+                return int(entry.name)
+        except OSError:
+            continue
+    return None

@@ -90,7 +90,7 @@ class Fleet:
         found = []
         for host in self.hosts.values():
             silent = host.peer is not None and now - host.heard > LIVENESS_S
-            died = not host.dead and (silent or host.peer is None) and self._gone(host)
+            died = not host.dead and self._gone(host)
             if silent or died:
                 self.drop(host)
                 host.dead = host.dead or died

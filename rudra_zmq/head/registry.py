@@ -299,7 +299,9 @@ class Registry:
         ).fetchone()
         if row is None:
             raise NotFound(f"there is no job {job}", fix="`rudra jobs` lists them")
-        return StoredJob(*row[:-1], {int(rank): host for rank, host in json.loads(row[-1]).items()})
+        names = ("id", "name", "state", "reason", "toml", "cwd", "token", "generation", "incarnation")
+        hosts = {int(rank): host for rank, host in json.loads(row[-1]).items()}
+        return StoredJob(**dict(zip(names, row, strict=False)), hosts=hosts)
 
     def unfinished(self, ended: Sequence[str]) -> list[StoredJob]:
         """Jobs whose state is none of ``ended``, oldest first."""

@@ -78,6 +78,10 @@ class Layout:
         for alias, name in attach.tied:
             if name not in seen or alias in seen:
                 raise Rejected(f"tied name {alias} stands for {name}, which is no tensor of the model")
+        trained = {one.name for one in params}
+        for name in attach.frozen:
+            if name not in trained:
+                raise Rejected(f"frozen parameter {name} is no parameter of the model")
         return cls(params, floats, ints, count, float_count, int_count)
 
 
@@ -117,6 +121,8 @@ def diff(here: Attach, there: Attach) -> list[str]:
         lines += _diff_list(what, a, b)
     if not lines and sorted(here.tied) != sorted(there.tied):
         lines.append("tied parameters: " + _ties(here) + " here, " + _ties(there) + " there")
+    if not lines and sorted(here.frozen) != sorted(there.frozen):
+        lines.append("frozen parameters: " + _some(here.frozen) + " here, " + _some(there.frozen) + " there")
     if len(lines) > _LIMIT:
         lines[_LIMIT:] = [f"and {len(lines) - _LIMIT} more"]
     return lines
@@ -143,5 +149,8 @@ def _diff_list(what: str, here: Sequence[TensorSpec], there: Sequence[TensorSpec
 
 
 def _ties(attach: Attach) -> str:
-    pairs = [f"{alias}={name}" for alias, name in sorted(attach.tied)]
-    return (", ".join(pairs[:4]) + (", ..." if len(pairs) > 4 else "")) or "none"
+    return _some([f"{alias}={name}" for alias, name in attach.tied])
+
+
+def _some(names: Sequence[str]) -> str:
+    return (", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")) or "none"

@@ -12,11 +12,16 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from rudra_zmq.wire.messages.data import Count, Message, Rank, Short, Text
+from rudra_zmq.wire.messages.data import Count, Message, Names, Rank, Seconds, Short, Text
 
 JobId: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{6}$")]
 Toml: TypeAlias = Annotated[str, Meta(max_length=262144)]
 Blob: TypeAlias = Annotated[bytes, Meta(max_length=524288)]
+Time: TypeAlias = Annotated[float, Meta(ge=0, le=1e11)]  # UTC seconds since 1970
+Origins: TypeAlias = Annotated[dict[Short, Short], Meta(max_length=4096)]  # key of the job file -> source
+Ranks: TypeAlias = Annotated[list[Rank], Meta(max_length=65536)]
+Places: TypeAlias = Annotated[list[Text], Meta(max_length=64)]  # addresses
+Fates: TypeAlias = Annotated[dict[Short, Count], Meta(max_length=4096)]  # how many, by what
 JobState: TypeAlias = Literal[
     "PENDING", "STARTING", "RUNNING", "WAITING", "STOPPING", "STOPPED", "DONE", "FAILED", "LOST"
 ]
@@ -39,7 +44,7 @@ class EpochRow(msgspec.Struct, frozen=True, kw_only=True):
     samples: Count
     distinct: Count
     updates: Count
-    seconds: float
+    seconds: Seconds
     train_loss: float | None = None
     accuracy: float | None = None
     test_error: float | None = None
@@ -61,7 +66,7 @@ class LearnerRow(msgspec.Struct, frozen=True, kw_only=True):
     pid: Count = 0
     gradients: Count = 0
     samples_per_s: float = 0.0
-    silent: float = 0.0
+    silent: Seconds = 0.0
     rss: Count = 0
 
 
@@ -85,7 +90,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     epochs: Count = 0
     samples: Count = 0  # applied in all epochs
     samples_per_epoch: Count = 0
-    seconds: float = 0.0  # running time, pauses left out
+    seconds: Seconds = 0.0  # running time, pauses left out
     samples_per_s: float = 0.0
     updates_per_s: float = 0.0
     loss: float | None = None
@@ -93,16 +98,16 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     staleness_mean: float = 0.0
     staleness_p95: float = 0.0
     staleness_max: Count = 0
-    histogram: dict[Short, Count] = {}
+    histogram: Fates = {}
     overlap: float = 0.0
     accepted: Count = 0
     applied: Count = 0
     pending: Count = 0
     skipped: Count = 0
-    drops: dict[Short, Count] = {}
-    learners: list[LearnerRow] = []
-    rows: list[EpochRow] = []
-    snapshot_age: float | None = None
+    drops: Fates = {}
+    learners: Annotated[list[LearnerRow], Meta(max_length=65536)] = []
+    rows: Annotated[list[EpochRow], Meta(max_length=65536)] = []
+    snapshot_age: Seconds | None = None
     memory: Count = 0  # RSS of the node, bytes
     parameters: Count = 0
     weights: Text = ""  # path on the lead's host, once written
@@ -115,9 +120,9 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId
     name: Short
     state: JobState
-    created: float
-    started: float = 0.0
-    ended: float = 0.0
+    created: Time
+    started: Time = 0.0
+    ended: Time = 0.0
     reason: Text = ""
     generation: Count = 0
     folder: Text = ""
@@ -129,7 +134,7 @@ class EventRow(msgspec.Struct, frozen=True, array_like=True):
     """A line of a job's story, numbered from 1 by the registry."""
 
     seq: Count
-    time: float
+    time: Time
     level: Literal["I", "W", "E"]
     text: Text
 
@@ -141,8 +146,8 @@ class HostRow(msgspec.Struct, frozen=True, kw_only=True):
     slots: Count
     free: Count
     pid: Count
-    last_seen: float
-    versions: dict[Short, Short] = {}
+    last_seen: Time
+    versions: Names = {}
 
 
 # ------------------------------------------------------------------------------------------- replies
@@ -180,7 +185,7 @@ class Submit(Message, frozen=True, tag="submit"):
     name: Short
     toml: Toml
     cwd: Text
-    origins: dict[Short, Short] = {}
+    origins: Origins = {}
     code_hash: Short = ""
     again: Short = ""
 
@@ -194,7 +199,7 @@ class ListJobs(Message, frozen=True, tag="list_jobs"):
 
 
 class Jobs(Message, frozen=True, tag="jobs"):
-    rows: list[JobRow]
+    rows: Annotated[list[JobRow], Meta(max_length=65536)]
 
 
 class GetJob(Message, frozen=True, tag="get_job"):
@@ -206,7 +211,7 @@ class GetJob(Message, frozen=True, tag="get_job"):
 class JobReply(Message, frozen=True, tag="job_reply"):
     row: JobRow
     toml: Toml = ""
-    origins: dict[Short, Short] = {}
+    origins: Origins = {}
     code_hash: Short = ""
 
 
@@ -216,12 +221,12 @@ class GetEvents(Message, frozen=True, tag="get_events"):
 
     job: JobId
     after: Count
-    wait: float
+    wait: Annotated[float, Meta(ge=0, le=20)]
     state: Short = ""
 
 
 class Events(Message, frozen=True, tag="events"):
-    rows: list[EventRow]
+    rows: Annotated[list[EventRow], Meta(max_length=65536)]
     job: JobRow
 
 
@@ -249,7 +254,8 @@ class DiskUse(Message, frozen=True, tag="disk_use"):
 
 
 class DiskUsed(Message, frozen=True, tag="disk_used"):
-    rows: list[tuple[JobId, Short, Count]]  # job, what (snapshots, logs, weights, other), bytes
+    # job, what (snapshots, logs, weights, other), bytes
+    rows: Annotated[list[tuple[JobId, Short, Count]], Meta(max_length=65536)]
 
 
 class ListHosts(Message, frozen=True, tag="list_hosts"):
@@ -257,7 +263,7 @@ class ListHosts(Message, frozen=True, tag="list_hosts"):
 
 
 class Hosts(Message, frozen=True, tag="hosts"):
-    rows: list[HostRow]
+    rows: Annotated[list[HostRow], Meta(max_length=65536)]
 
 
 class ListFiles(Message, frozen=True, tag="list_files"):
@@ -267,7 +273,7 @@ class ListFiles(Message, frozen=True, tag="list_files"):
 
 
 class Files(Message, frozen=True, tag="files"):
-    rows: list[tuple[Text, Count]]
+    rows: Annotated[list[tuple[Text, Count]], Meta(max_length=65536)]
 
 
 class ReadFile(Message, frozen=True, tag="read_file"):
@@ -298,13 +304,14 @@ class Register(Message, frozen=True, tag="register"):
     slots: Count
     pid: Count
     boot: Short  # boot id: same as the head's means that ipc paths can be used
-    versions: dict[Short, Short] = {}
-    running: list[tuple[JobId, Rank, Count, Count]] = []  # job, rank, incarnation, pid
+    versions: Names = {}
+    # job, rank, incarnation, pid
+    running: Annotated[list[tuple[JobId, Rank, Count, Count]], Meta(max_length=4096)] = []
 
 
 class Registered(Message, frozen=True, tag="registered"):
-    ping_s: float
-    liveness_s: float
+    ping_s: Seconds
+    liveness_s: Seconds
 
 
 class HostPing(Message, frozen=True, tag="host_ping"):
@@ -325,9 +332,9 @@ class StartLearners(Message, frozen=True, tag="start_learners"):
     token: Short
     toml: Toml
     cwd: Text
-    ranks: list[Rank]
+    ranks: Ranks
     evaluator: bool
-    addresses: list[Text]  # of the node, best first
+    addresses: Places  # of the node, best first
     threads: Count
     restarts: Count
     incarnation: Count = 1
@@ -338,15 +345,15 @@ class NodeMoved(Message, frozen=True, tag="node_moved"):
 
     job: JobId
     generation: Count
-    addresses: list[Text]
+    addresses: Places
 
 
 class StopLearners(Message, frozen=True, tag="stop_learners"):
     """TERM, then KILL after ``grace`` seconds; empty ``ranks`` means all and the evaluator, the job is over."""
 
     job: JobId
-    ranks: list[Rank] = []
-    grace: float = 5.0
+    ranks: Ranks = []
+    grace: Seconds = 5.0
 
 
 class KillLearner(Message, frozen=True, tag="kill_learner"):
@@ -392,7 +399,7 @@ class NodeHello(Message, frozen=True, tag="node_hello"):
     shard: Count
     generation: Count
     pid: Count
-    addresses: list[Text]
+    addresses: Places
 
 
 class NodeReport(Message, frozen=True, tag="node_report"):

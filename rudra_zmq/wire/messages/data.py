@@ -15,6 +15,9 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 Rank: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Short: TypeAlias = Annotated[str, Meta(max_length=256)]
 Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
+Factor: TypeAlias = Annotated[float, Meta(ge=0, le=1e6)]  # a rate, a decay, a coefficient: finite, not negative
+Names: TypeAlias = Annotated[dict[Short, Short], Meta(max_length=256)]
 SpanList: TypeAlias = Annotated[list[tuple[Count, Count, Count]], Meta(max_length=4096)]  # epoch, start, stop
 Metrics: TypeAlias = Annotated[dict[Short, float], Meta(max_length=64)]
 
@@ -47,7 +50,7 @@ class Hello(Message, frozen=True, tag="hello"):
     key: Short = ""
     host: Short = ""
     pid: Count = 0
-    versions: dict[Short, Short] = {}
+    versions: Names = {}
 
 
 class Attach(Message, frozen=True, tag="attach"):
@@ -67,19 +70,19 @@ class GroupRates(msgspec.Struct, frozen=True, array_like=True):
 
     start: Count
     stop: Count
-    lr: float
-    weight_decay: float
+    lr: Factor
+    weight_decay: Factor
 
 
 class Rule(Message, frozen=True, tag="rule"):
     """A script's optimizer as a rule of the server; used where the job file names none."""
 
     rule: Short
-    momentum: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    rho: float = 0.99
+    momentum: Factor = 0.0
+    beta1: Factor = 0.9
+    beta2: Factor = 0.999
+    eps: Factor = 1e-8
+    rho: Factor = 0.99
     groups: Annotated[list[GroupRates], Meta(max_length=65536)] = []
 
 
@@ -113,9 +116,9 @@ class Push(Message, frozen=True, tag="push"):
     count: Count
     nbytes: Count
     loss: float | None = None
-    rates: Annotated[list[float], Meta(max_length=65536)] | None = None
-    compute_s: float = 0.0
-    wait_s: float = 0.0
+    rates: Annotated[list[Factor], Meta(max_length=65536)] | None = None
+    compute_s: Seconds = 0.0
+    wait_s: Seconds = 0.0
 
 
 class Want(Message, frozen=True, tag="want"):
@@ -160,7 +163,7 @@ class TestResult(Message, frozen=True, tag="test_result"):
     generation: Count
     timestamp: Count
     metrics: Metrics
-    seconds: float
+    seconds: Seconds
 
 
 class Bye(Message, frozen=True, tag="bye"):
@@ -182,10 +185,10 @@ class Welcome(Message, frozen=True, tag="welcome"):
     timestamp: Count
     job: Annotated[str, Meta(max_length=262144)]
     lam: Count
-    chunk: Count
-    credit: Count
-    ping_s: float
-    liveness_s: float
+    chunk: Annotated[int, Meta(ge=1, le=1048576)]
+    credit: Annotated[int, Meta(ge=1, le=65536)]
+    ping_s: Seconds
+    liveness_s: Seconds
     chief: bool = False
 
 

@@ -27,7 +27,7 @@ _BATCH = 64  # messages that one turn takes, so that timers and others have thei
 class RpcPeer:
     """A daemon's lasting connection to a server, inside a Loop.
 
-    A new socket and identity for each attempt: every 0.1 s for 5 s, then backed off to 5 s, with jitter.
+    A new socket and identity for each attempt, several a second for 5 s, then backed off to 5 s, with jitter.
     ``on_connect`` is called for each new connection, and registers; requests that are unanswered when the
     connection is lost end with ``on_reply(Error)`` of code unreachable. Any message counts as life.
     """
@@ -49,7 +49,7 @@ class RpcPeer:
         """``on_message(id, message)``: what the server sends by itself; the return value answers a request.
 
         ``on_lost(reason)`` is called when a connection ends, and once when the first attempt has failed.
-        ``ping`` makes the message that asks for a sign of life.
+        ``ping`` makes the message that asks for a sign of life; ``ping_s`` and ``liveness_s`` may be changed later.
         """
         self.address = address
         self.drops = Drops(name)
@@ -66,12 +66,12 @@ class RpcPeer:
         self._dealer: Dealer | None = None
         self._waiting: dict[str, tuple[Callable[[Control], object], Timer]] = {}
         self._backoff = Backoff()
+        self._delay = 0.0
         self._told = False
         self._heard = self._pinged = loop.now()
-        self._timer: Timer | None = None
+        self._timer: Timer | None = loop.after(0.0, self._open)
         self._watch = loop.every(0.2, self._look)
         self._closed = False
-        self._open()
 
     # ------------------------------------------------------------------------------------------ sending
 
@@ -128,7 +128,9 @@ class RpcPeer:
             return
         self._loop.on_readable(self._dealer, self._readable)
         self._loop.on_writable(self._dealer, self._up)
-        self._timer = self._loop.after(2.0, lambda: self._retry(""))
+        # A refused attempt looks like a slow one; a slow one gets longer as time goes by.
+        patience = 0.2 if self._delay < 0.2 else min(5.0, 5 * self._delay)
+        self._timer = self._loop.after(patience, lambda: self._retry(""))
 
     def _up(self) -> None:
         if self._timer is not None:
@@ -136,15 +138,13 @@ class RpcPeer:
             self._timer = None
         self.connected = True
         self._backoff.reset()
+        self._delay = 0.0
         self._heard = self._pinged = self._loop.now()
         self._on_connect()
 
     def _look(self) -> None:
         """Five times a second: is it still connected, was anything heard, is a ping due?"""
-        if self._dealer is None:
-            return
-        if not self.connected:
-            self._hurry()
+        if self._dealer is None or not self.connected:
             return
         now = self._loop.now()
         if not self._dealer.writable():
@@ -154,14 +154,6 @@ class RpcPeer:
         elif self._ping is not None and now - self._pinged >= self.ping_s:
             self._pinged = now
             self.request(self._ping(), lambda _: None, timeout=self.liveness_s)
-
-    def _hurry(self) -> None:
-        """An attempt that was refused on this host ends at once, instead of at its deadline."""
-        if self._timer is not None and self.address.startswith("ipc://"):
-            reason = probe(parse(self.address), 0.05)
-            if reason:
-                self._timer.cancel()
-                self._retry(reason)
 
     def _lost(self, reason: str) -> None:
         if self._closed:
@@ -186,9 +178,12 @@ class RpcPeer:
         self._again()
 
     def _again(self) -> None:
+        if self._closed:  # by a callback
+            return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.after(self._backoff.next(self._loop.now()), self._open)
+        self._delay = self._backoff.next(self._loop.now())
+        self._timer = self._loop.after(self._delay, self._open)
 
     def _drop_socket(self, linger: float) -> None:
         self.connected = False

@@ -382,7 +382,7 @@ class LearnerExit(Message, frozen=True, tag="learner_exit"):
     incarnation: Count
     evaluator: bool
     kind: Literal["ok", "error", "signal", "oom", "spawn"]
-    status: int
+    status: Annotated[int, Meta(ge=-255, le=255)]  # negative: the signal
     respawn: bool
     text: Text = ""
     tail: Annotated[str, Meta(max_length=262144)] = ""

@@ -52,13 +52,14 @@ class Answers:
         """Answer a session that does not wait once more (a repeated push, a reconnect, a want).
 
         Clock and leases are those of now: a learner that lost its connection has lost the weights of then,
-        and another's leaving may have revoked leases. If it has none left it waits.
+        and another's leaving may have revoked leases. If none are left it is answered once there are some,
+        and may push before that: its slot is free.
         """
         leases = self._leases(session)
         if leases or self._common.finished:
             self._say(session, verdict, leases)
         else:
-            self.owe(session)
+            self._queue[session.rank] = session
 
     def want(self, want: Want) -> None:
         """Lease one more to a learner that has begun all of its leases without a push.

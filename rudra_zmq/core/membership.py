@@ -95,9 +95,9 @@ class Membership:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Declared ranks that are not present."""
-        here = {session.rank for session in self.sessions}
-        return tuple(rank for rank in range(self._params.count) if rank not in here)
+        """Ranks that are declared or part of lambda, and not present."""
+        expected = {*range(self._params.count), *(member.rank for member in self.counted)}
+        return tuple(sorted(expected - {session.rank for session in self.sessions}))
 
     @property
     def global_batch(self) -> int:

@@ -131,11 +131,12 @@ class Presence:
         common.force = force
 
     def _reconnect(self, member: Member, session: Session, join: Join) -> None:
-        # The same process, perhaps with other batches: it gets its answer once more.
+        # The same process, perhaps with other batches: it gets its answer once more. With nothing to begin it
+        # is late with a push, or will repeat one: that is answered.
         member.minibatch = join.minibatch
         session.prefetch = join.prefetch
         self.reckon()
-        if not session.waits:
+        if not session.waits and (self._common.finished or self._common.policy.held(session)):
             self._answers.again(session, session.verdict)
 
     def _give_up(self, member: Member) -> None:

@@ -124,7 +124,7 @@ class Coordinator:
         except RudraError as error:
             reply = error_message(error)
         except Exception as error:  # a bug must not take the head down: the peer is told, the log has it
-            logger.exception("a request failed", error, message=type(message).__name__)
+            logger.exception("a request failed", error, kind=type(message).__name__)  # noqa: PLE1205
             reply = c.Error(code="failed", message=f"psd has a bug: {type(error).__name__}: {error}"[:4000])
         if reply is not None:
             self._answer(peer, request, reply)

@@ -139,9 +139,7 @@ class Course:
         job.peer, job.addresses = peer, list(message.addresses)
         _drop(job, "hello")
         where = message.addresses[0] if message.addresses else "nowhere"
-        self._book.event(
-            job.id, "I", f"node (PID {message.pid}, generation {job.generation}) serves at {where}"
-        )
+        self._book.event(job.id, "I", f"node (PID {message.pid}, generation {job.generation}) serves at {where}")
         if job.ending or not self._happens(job, "node-up", now, job.reason):
             self._tell_node(job, now=True)
 
@@ -152,9 +150,9 @@ class Course:
         if job.ending:
             return
         event = _REPORTED.get(progress.state)
-        if event is None or not self._happens(job, event, now, progress.reason):
-            if progress.state == job.state:
-                self._book.set_state(job, progress.state, progress.reason)
+        moved = event is not None and self._happens(job, event, now, progress.reason)
+        if not moved and progress.state == job.state:
+            self._book.set_state(job, progress.state, progress.reason)
 
     def done(self, job: Job, message: NodeDone, now: float) -> None:
         """The node's own end: everything of it is on disk, and it exits."""
@@ -311,9 +309,7 @@ class Course:
             self._out.append(StopNode(job.id, 0.0))
         elif what == "kill-node" and job.node_runs:
             if not job.done:
-                self._book.event(
-                    job.id, "W", "node did not stop in time and is killed; its newest snapshot stays"
-                )
+                self._book.event(job.id, "W", "node did not stop in time and is killed; its newest snapshot stays")
             self._out.append(StopNode(job.id, 0.0))
         elif what == "stop-learners":
             self.crew.stop(job, grace=END_S)

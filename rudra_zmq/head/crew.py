@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from rudra_zmq import log
 from rudra_zmq.head.effects import Effect, Send
 from rudra_zmq.head.fleet import Fleet, Host
-from rudra_zmq.head.jobs import EVALUATOR, Book, Job, Learner, called
+from rudra_zmq.head.jobs import Book, Job, Learner
 from rudra_zmq.head.placement import place
+from rudra_zmq.head.ranks import EVALUATOR, called, file_stem
 from rudra_zmq.wire.messages.control import (
     Error,
     KillLearner,
@@ -190,7 +191,7 @@ class Crew:
 
     def _keep_tail(self, job: Job, learner: Learner, tail: str) -> None:
         """What a dead learner printed last is readable also when its host is gone, or its folder is elsewhere."""
-        name = "evaluator" if learner.rank == EVALUATOR else f"learner-{learner.rank}"
+        name = file_stem(learner.rank)
         folder = self._book.folder(job.id)
         if folder.output(name).exists():
             return
@@ -206,16 +207,12 @@ class Crew:
         host = self._fleet.registered(learner.host)
         stale = not learner.alive or (learner.incarnation and learner.incarnation != message.incarnation)
         if host is None or stale:
-            gone = LearnerGone(
-                rank=message.rank, incarnation=message.incarnation, kind="fenced", respawn=learner.alive
-            )
+            gone = LearnerGone(rank=message.rank, incarnation=message.incarnation, kind="fenced", respawn=learner.alive)
             if job.peer is not None:
                 self._out.append(Send(job.peer, gone))
             return
         job.fences.add((message.rank, message.incarnation))
-        kill = KillLearner(
-            job=job.id, rank=message.rank, incarnation=message.incarnation, reason=message.reason
-        )
+        kill = KillLearner(job=job.id, rank=message.rank, incarnation=message.incarnation, reason=message.reason)
         self._fleet.tell(host, kill)
 
     def stop(self, job: Job, grace: float) -> None:

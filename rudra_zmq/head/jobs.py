@@ -18,21 +18,16 @@ from rudra_zmq.config import JobFile, job_from_toml
 from rudra_zmq.core.job import ENDED
 from rudra_zmq.errors import NotFound, RudraError
 from rudra_zmq.head.effects import Effect, Send
+from rudra_zmq.head.ranks import EVALUATOR
 from rudra_zmq.head.registry import Registry, StoredJob
 from rudra_zmq.wire.messages.control import Error, Events, GetEvents, JobRow, JobState, Progress
 
 logger = log.get()
 
-EVALUATOR = 65535  # stands for the evaluator wherever a rank is asked for
 SAVE_S = 10.0
 MAX_WAIT_S = 20.0
 MAX_WAITERS = 1024
 MOST_LISTED = 1000
-
-
-def called(rank: int) -> str:
-    """How a person calls it."""
-    return "the evaluator" if rank == EVALUATOR else f"learner {rank}"
 
 
 @dataclass

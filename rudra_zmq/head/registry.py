@@ -135,9 +135,7 @@ class Registry:
         if not path.is_file():
             raise NotFound(f"there is no registry {path}", fix="`rudra jobs` lists what there is")
         try:
-            db = sqlite3.connect(
-                f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, timeout=5.0
-            )
+            db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, timeout=5.0)
             db.execute("SELECT 1 FROM jobs LIMIT 1")
         except sqlite3.Error as error:
             raise RudraError(f"the registry cannot be read: {error}", where=str(path)) from None
@@ -276,9 +274,7 @@ class Registry:
                 "SELECT id FROM jobs WHERE id = ?1 OR name = ?1 ORDER BY id = ?1 DESC, n DESC LIMIT 1", (job,)
             ).fetchone()
         if found is None:
-            raise NotFound(
-                f"there is no job {job}" if job else "there are no jobs", fix="`rudra jobs` lists them"
-            )
+            raise NotFound(f"there is no job {job}" if job else "there are no jobs", fix="`rudra jobs` lists them")
         return str(found[0])
 
     def get(self, job: str) -> JobReply:
@@ -293,8 +289,7 @@ class Registry:
     def stored(self, job: str) -> StoredJob:
         """What starts the job (again), by id. NotFound."""
         row = self._db.execute(
-            "SELECT id, name, state, reason, toml, cwd, token, generation, incarnation, hosts"
-            " FROM jobs WHERE id = ?",
+            "SELECT id, name, state, reason, toml, cwd, token, generation, incarnation, hosts FROM jobs WHERE id = ?",
             (job,),
         ).fetchone()
         if row is None:

@@ -11,7 +11,8 @@ from rudra_zmq.errors import NotFound, Unreachable
 from rudra_zmq.head import files
 from rudra_zmq.head.effects import Effect, Send, error_message
 from rudra_zmq.head.fleet import Fleet
-from rudra_zmq.head.jobs import EVALUATOR, MOST_LISTED, Book
+from rudra_zmq.head.jobs import MOST_LISTED, Book
+from rudra_zmq.head.ranks import EVALUATOR
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages.data import Message
 
@@ -71,9 +72,7 @@ class Shelf:
         """Our own file, else a learner's log from its host."""
         hosts = self._hosts_of(message.job)
         try:
-            return files.read_file(
-                self._book.folder(message.job).root, message.path, message.offset, message.limit
-            )
+            return files.read_file(self._book.folder(message.job).root, message.path, message.offset, message.limit)
         except NotFound:
             match = _LOG.fullmatch(message.path)
             if match is None:

@@ -29,7 +29,11 @@ class Bench:
 
     def spawn(self, code: str, **kw: object) -> Child:
         return self.supervisor.spawn(
-            [sys.executable, "-c", code], env=ENV, cwd="/", on_exit=self.ended.append, **kw  # type: ignore[arg-type]
+            [sys.executable, "-c", code],
+            env=ENV,
+            cwd="/",
+            on_exit=self.ended.append,
+            **kw,  # type: ignore[arg-type]
         )
 
     def until(self, done: Callable[[], object], seconds: float = 20.0) -> None:
@@ -122,7 +126,9 @@ def test_term_first_and_kill_for_what_does_not_listen(bench: Bench, tmp_path: Pa
 
 
 def test_term_is_enough_for_what_listens(bench: Bench, tmp_path: Path) -> None:
-    kind = "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('up', flush=True)\ntime.sleep(60)"
+    kind = (
+        "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('up', flush=True)\ntime.sleep(60)"
+    )
     child = bench.spawn(kind, output=OutputFile(tmp_path / "o"))
     bench.until(lambda: (tmp_path / "o").read_bytes() == b"up\n")
     bench.supervisor.stop(child, 30.0)

@@ -37,7 +37,9 @@ def test_a_node_has_one_thread_and_no_data_of_others() -> None:
     assert not set(env) & (set(FOREIGN) - {"OMP_NUM_THREADS", "PYTHONPATH"})
 
 
-@pytest.mark.parametrize(("python_path", "first", "passed"), [(True, False, True), (False, True, True), (False, False, False)])
+@pytest.mark.parametrize(
+    ("python_path", "first", "passed"), [(True, False, True), (False, True, True), (False, False, False)]
+)
 def test_the_package_is_passed_on_only_where_a_path_found_it(
     monkeypatch: pytest.MonkeyPatch, python_path: bool, first: bool, passed: bool
 ) -> None:

@@ -42,7 +42,9 @@ def test_a_wrong_token_opens_nothing(world: World, token: str) -> None:
 def test_roles_do_not_mix(world: World) -> None:
     job = world.running()
     error(world.send(b"cli", c.HostPing(free=1)), "security")
-    error(world.send(b"cli", c.NodeDone(job=job, state="DONE", reason="", progress=c.Progress(state="DONE"))), "security")
+    error(
+        world.send(b"cli", c.NodeDone(job=job, state="DONE", reason="", progress=c.Progress(state="DONE"))), "security"
+    )
     error(world.send(b"a", c.StopJob(job=job)), "security")
     error(world.send(b"node", c.ListJobs()), "security")
     assert world.state_of(job) == "RUNNING"
@@ -164,8 +166,8 @@ def test_events_come_at_once_or_when_there_is_one(world: World) -> None:
     last = first.rows[-1].seq
     assert world.cli(c.GetEvents(job=job, after=last, wait=5.0)) is None
     world.register()  # the job starts
-    (later,) = [m for m in world.sent(c.Events)]
-    assert [row.seq for row in later.rows][0] == last + 1
+    (later,) = world.sent(c.Events)
+    assert later.rows[0].seq == last + 1
 
 
 def test_events_wait_for_a_change_of_state_too(world: World) -> None:

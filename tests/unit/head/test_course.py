@@ -41,9 +41,7 @@ def test_the_answer_to_register_goes_out_before_orders(world: World) -> None:
     world.submit(1)
     kinds = [
         type(e.message if isinstance(e, Send) else e)
-        for e in world.head.handle(
-            b"a", "r", c.Register(token="t" * 64, name="a", slots=4, pid=1, boot="x"), world.now
-        )
+        for e in world.head.handle(b"a", "r", c.Register(token="t" * 64, name="a", slots=4, pid=1, boot="x"), world.now)
     ]
     assert kinds == [c.Registered, StartNode]
 

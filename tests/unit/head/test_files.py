@@ -43,9 +43,7 @@ def test_usage_by_kind(folder: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("offset", "limit", "data"), [(0, 4, b"0123"), (8, 100, b"89"), (10, 5, b""), (99, 5, b"")]
-)
+@pytest.mark.parametrize(("offset", "limit", "data"), [(0, 4, b"0123"), (8, 100, b"89"), (10, 5, b""), (99, 5, b"")])
 def test_reads_a_piece(folder: Path, offset: int, limit: int, data: bytes) -> None:
     got = read_file(folder, "logs/learner-0.out", offset, limit)
     assert (got.data, got.size) == (data, 10)

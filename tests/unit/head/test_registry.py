@@ -21,9 +21,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     opened.close()
 
 
-def submit(
-    registry: Registry, request: str = "r1", name: str = "demo", now: float = 100.0
-) -> tuple[str, bool]:
+def submit(registry: Registry, request: str = "r1", name: str = "demo", now: float = 100.0) -> tuple[str, bool]:
     return registry.submit(
         request=request, name=name, toml="[job]", cwd="/tmp", origins={"job.name": "x"}, code_hash="ab",
         again="", state="PENDING", now=now,

@@ -78,9 +78,7 @@ class World:
 
     def submit(self, count: int = 2, name: str = "demo", request: str = "", toml: str = TOML) -> str:
         reply = self.cli(
-            c.Submit(
-                request=request or f"r{next(self.ids)}", name=name, toml=toml.format(count=count), cwd="/tmp"
-            )
+            c.Submit(request=request or f"r{next(self.ids)}", name=name, toml=toml.format(count=count), cwd="/tmp")
         )
         assert isinstance(reply, c.Submitted), reply
         return reply.job
@@ -114,9 +112,7 @@ class World:
     def started(self, job: str, rank: int, incarnation: int = 1, host: bytes = b"a") -> None:
         self.send(
             host,
-            c.LearnerStarted(
-                job=job, rank=rank, incarnation=incarnation, pid=700 + rank, evaluator=rank == 65535
-            ),
+            c.LearnerStarted(job=job, rank=rank, incarnation=incarnation, pid=700 + rank, evaluator=rank == 65535),
         )
 
     def exit(
@@ -165,9 +161,7 @@ class World:
     def sent(self, kind: type[M], peer: bytes | None = None) -> list[M]:
         """Messages of a kind that were sent, in order; they are taken."""
         found = [
-            e
-            for e in self.effects
-            if isinstance(e, Send) and isinstance(e.message, kind) and peer in (None, e.peer)
+            e for e in self.effects if isinstance(e, Send) and isinstance(e.message, kind) and peer in (None, e.peer)
         ]
         self.effects = [e for e in self.effects if e not in found]
         return [e.message for e in found]  # type: ignore[misc]

@@ -1,0 +1,266 @@
+"""What both daemons are: options, settings, one loop, signals, the service manager, a clean end.
+
+Owns the life of a daemon's process. Must not know: jobs, messages, what the daemon serves.
+
+    begin --READY--> loop --TERM--> drain --finish--> end (0)
+                              '--second TERM, or the deadline--> kill children, end (70)
+
+Signals only wake the loop; everything happens there, in the main thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from rudra_zmq import __version__, log, paths
+from rudra_zmq.config import RudraToml, load_rudra
+from rudra_zmq.daemons.spawn import Supervisor
+from rudra_zmq.errors import EXIT_CONFIG_DAEMON, EXIT_FORCED, AlreadyRunning, RudraError
+from rudra_zmq.net.addresses import PathLock
+from rudra_zmq.net.loop import Loop
+from rudra_zmq.net.sockets import Context, make_context
+
+logger = log.get()
+
+DRAIN_S = 40.0  # a clean end, at most; what it waits for has shorter deadlines of its own
+REAP_S = 3.0  # for killed children to be gone
+PARENT_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line and the files say. ``parent``: the process that the daemon lives and dies with."""
+
+    args: argparse.Namespace
+    settings: RudraToml
+    state: Path
+    runtime: Path
+    parent: int
+
+
+class Daemon:
+    """A daemon named ``name``. Subclasses fill in ``begin``, ``drain``, ``close``."""
+
+    name = "daemon"
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.loop = Loop()
+        self.supervisor = Supervisor(self.loop)
+        self.context: Context = make_context("control")
+        self.stopping = False
+        self.status = 0
+        self._locks: list[PathLock] = []
+
+    # ---------------------------------------------------------------------------------------- to fill in
+
+    def begin(self) -> None:
+        """Bind, connect, take up work. A RudraError ends the daemon before it is READY."""
+
+    def drain(self) -> None:
+        """Begin a clean end; ``finish`` says that it is reached."""
+        self.finish()
+
+    def close(self) -> None:
+        """Close sockets and files; children are gone already."""
+
+    # ---------------------------------------------------------------------------------------- life
+
+    def run(self) -> int:
+        """Until the end; the exit status."""
+        self.loop.on_signal(signal.SIGCHLD, self.supervisor.reap)
+        self.loop.on_signal(signal.SIGTERM, self.terminate)
+        self.loop.on_signal(signal.SIGINT, self.terminate)
+        self.loop.on_signal(signal.SIGHUP, self.reload)
+        try:
+            self._watch_parent()
+            self.begin()
+            notify(f"READY=1\nMAINPID={os.getpid()}")
+            self._watchdog()
+            self.loop.run()
+        finally:
+            self._end()
+        return self.status
+
+    def terminate(self) -> None:
+        """A TERM or an INT: the first begins a clean end, the second is at once."""
+        if self.stopping:
+            self.force("a second signal")
+            return
+        self.stopping = True
+        logger.info("stopping", children=len(self.supervisor))
+        notify("STOPPING=1")
+        self.loop.after(DRAIN_S, lambda: self.force("it takes too long"))
+        self.drain()
+
+    def force(self, why: str) -> None:
+        """End now: children are killed."""
+        logger.warning("forced to stop", why=why, children=len(self.supervisor))
+        self.finish(EXIT_FORCED)
+
+    def finish(self, status: int = 0) -> None:
+        """Leave the loop."""
+        self.status = self.status or status
+        self.loop.stop()
+
+    def reload(self) -> None:
+        """HUP: the settings are read again; the level of the log is what can change while running."""
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            settings = load_rudra().config
+            log.setup(self.name, level=settings.log.level, fmt=settings.log.format)
+            logger.info("settings read again", level=settings.log.level)
+        except RudraError as error:
+            logger.error("settings not taken", error=str(error))
+        notify("READY=1")
+
+    def _end(self) -> None:
+        self.supervisor.kill_all()
+        end = time.monotonic() + REAP_S
+        while len(self.supervisor) and time.monotonic() < end:
+            self.loop.turn(0.1)
+            self.supervisor.reap()
+        if len(self.supervisor):
+            logger.error("children that a kill did not end", pids=self.supervisor.pids)
+            self.status = EXIT_FORCED
+        self.close()
+        self.loop.close()
+        self.context.close(exit_if_stuck=True)
+        for lock in self._locks:
+            lock.release()
+        logger.info("stopped", status=self.status)
+
+    # ---------------------------------------------------------------------------------------- parts
+
+    def lock(self, folder: Path) -> None:
+        """Be the only one of this name in ``folder``. AlreadyRunning names the other's PID."""
+        try:
+            self._locks.append(PathLock(str(folder / self.name)))
+        except AlreadyRunning as error:
+            raise already(self.name, error) from None
+
+    def _watch_parent(self) -> None:
+        parent = self.options.parent
+        if not parent:
+            return
+        # The signal comes at once; the look each second is for a parent that was gone before.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+        def look() -> None:
+            if os.getppid() != parent and not self.stopping:
+                logger.info("the process that started this one is gone", pid=parent)
+                self.terminate()
+
+        self.loop.every(PARENT_S, look)
+
+    def _watchdog(self) -> None:
+        usec = os.environ.get("WATCHDOG_USEC", "")
+        if usec.isdigit() and os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
+            self.loop.every(max(0.05, int(usec) / 3e6), lambda: notify("WATCHDOG=1"))
+
+
+def already(name: str, error: AlreadyRunning) -> AlreadyRunning:
+    """The same error, with the name of who runs."""
+    message = error.message if error.message.startswith("the port") else f"{name} is {error.message}"
+    return AlreadyRunning(message, where=error.where, fix=error.fix)
+
+
+def notify(state: str) -> None:
+    """Tell the service manager, where there is one."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace a file of mode 0600 in one step: readers see the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "w") as file:
+            json.dump(value, file)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RudraError(f"cannot write: {error.strerror}", where=str(path), fix="make room on the disk") from None
+
+
+def boot_id() -> str:
+    """Of this machine's run; the same for all processes that can share a path of it."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return paths.machine_id()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine runs: a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
+
+
+# ------------------------------------------------------------------------------------------ command line
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {message}. Fix: {self.prog} --help\n")
+        sys.exit(EXIT_CONFIG_DAEMON)
+
+
+def parser(name: str, description: str, example: str) -> argparse.ArgumentParser:
+    """The options that both daemons have."""
+    made = _Parser(
+        prog=name,
+        description=f"example: {example}\n\n{description}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--state", metavar="DIR", default="", help="what outlives a reboot (paths.state)")
+    made.add_argument("--runtime", metavar="DIR", default="", help="sockets (paths.runtime)")
+    made.add_argument("--private", metavar="PID", type=int, default=0, help="live and die with this parent process")
+    made.add_argument("--version", action="version", version=f"{name} {__version__}")
+    return made
+
+
+def launch(
+    options: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    sets: Callable[[argparse.Namespace], list[str]],
+    make: Callable[[Options], Daemon],
+) -> int:
+    """Read the settings (``sets``: those that options stand for), run the daemon, return its exit status."""
+    args = options.parse_args(argv)
+    try:
+        settings = load_rudra(sets(args)).config
+        log.setup(options.prog, level=settings.log.level, fmt=settings.log.format)
+        _adopt_net_log()
+        state = paths.state_folder(os.path.abspath(args.state) if args.state else settings.paths.state)
+        runtime = paths.runtime_folder(os.path.abspath(args.runtime) if args.runtime else settings.paths.runtime)
+        return make(Options(args, settings, state, runtime, args.private)).run()
+    except RudraError as error:
+        sys.stderr.write(f"{options.prog}: {error}\n")
+        return error.daemon_exit_status
+
+
+def _adopt_net_log() -> None:
+    """Lines of net, which knows nothing of our log, in our form."""
+    ours, nets = logging.getLogger("rudra"), logging.getLogger("rudra_zmq")
+    nets.handlers, nets.propagate = ours.handlers, False

@@ -1,0 +1,274 @@
+"""learnerd: offers this host's slots to a head and runs the learners that it asks for.
+
+Owns the connection to the head: registration, liveness, exits that were not yet heard. Learners go on while the head
+is away. Must not know: user code and torch (they live in the children), what a job computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rudra_zmq import __version__, log, paths
+from rudra_zmq.daemons.base import Daemon, Options, boot_id, launch, parser
+from rudra_zmq.daemons.learners import Learners
+from rudra_zmq.errors import EXIT_UNREACHABLE, RudraError, Unreachable
+from rudra_zmq.head import files
+from rudra_zmq.head.effects import error_message
+from rudra_zmq.net.rpc import RpcPeer
+from rudra_zmq.wire.messages import control as c
+from rudra_zmq.wire.messages.data import Message
+
+logger = log.get()
+
+DRAIN_S = 25.0
+LAST_WORDS_S = 2.0
+FIRST_CONTACT_S = 60.0  # then a daemon that was never heard gives up, and its supervisor starts it again
+REMIND_S = 60.0
+RETRY_S = 5.0
+MOST_UNHEARD = 1000
+
+
+class Learnerd(Daemon):
+    """The daemon."""
+
+    name = "learnerd"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        settings = options.settings.learnerd
+        self._host = settings.host_name
+        self._slots = settings.slot_count
+        self._peer: RpcPeer | None = None
+        self._registered = False
+        self._ever = False
+        self._unheard: list[c.LearnerExit] = []
+        self._problem = RudraError("psd was not reached")
+        self._reminder = log.RateLimiter(REMIND_S)
+        self._learners = Learners(
+            self.loop,
+            self.supervisor,
+            state=options.state,
+            runtime=options.runtime,
+            host=self._host,
+            tell=self._tell,
+        )
+
+    def begin(self) -> None:
+        """Connect; being registered is not awaited, so that a head may come later."""
+        self.lock(self.options.runtime)
+        logger.info("learnerd runs", pid=os.getpid(), host=self._host, slots=self._slots, version=__version__)
+        self._peer = RpcPeer(
+            self.loop,
+            self.context,
+            self._address(),
+            "learnerd",
+            on_connect=self._register,
+            on_message=self._message,
+            on_lost=self._lost,
+        )
+        self.loop.every(1.0, self._beat)
+        self.loop.after(FIRST_CONTACT_S, self._give_up)
+
+    # ---------------------------------------------------------------------------------------- the head
+
+    def _endpoint(self) -> dict[str, str]:
+        """What a psd of the same state folder wrote about itself."""
+        try:
+            value = json.loads((self.options.state / "endpoint.json").read_text("utf-8"))
+            return {key: str(value[key]) for key in ("address", "token_file")}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def _address(self) -> str:
+        return (
+            self.options.settings.head.address
+            or self._endpoint().get("address", "")
+            or paths.psd_endpoint(self.options.runtime)
+        )
+
+    def _token(self) -> str:
+        """Read each time: psd may be started after us, and make it then."""
+        given = self.options.args.token_file or os.environ.get("RUDRA_TOKEN_FILE", "")
+        path = given or self._endpoint().get("token_file", "") or str(self.options.state / "token")
+        return paths.read_token(Path(path))
+
+    def _register(self) -> None:
+        assert self._peer is not None
+        try:
+            token = self._token()
+        except RudraError as error:
+            self._not_registered(error)
+            return
+        message = c.Register(
+            token=token,
+            name=self._host,
+            slots=self._slots,
+            pid=os.getpid(),
+            boot=boot_id(),
+            versions={"rudra": __version__, "python": sys.version.split()[0]},
+            running=self._running(),
+        )
+        self._peer.request(message, self._registration)
+
+    def _running(self) -> list[tuple[str, int, int, int]]:
+        """What runs, and what ended unheard: the head learns of that end next, not from its absence here."""
+        found = self._learners.running()
+        known = {(job, rank) for job, rank, _, _ in found}
+        for message in self._unheard:
+            if (message.job, message.rank) not in known:
+                known.add((message.job, message.rank))
+                found.append((message.job, message.rank, message.incarnation, 0))
+        return found
+
+    def _registration(self, answer: Message) -> None:
+        if isinstance(answer, c.Registered):
+            self._registered = self._ever = True
+            logger.info("registered", head=self._address(), slots=self._slots)
+            for message in list(self._unheard):
+                self._send_exit(message)
+            return
+        if isinstance(answer, c.Error) and answer.code not in ("unreachable", "timed-out"):
+            error = RudraError(answer.message, where=answer.where or self._address(), fix=answer.fix)
+            self._not_registered(error)
+
+    def _not_registered(self, error: RudraError) -> None:
+        """Said once a minute; tried again after a while, on a new connection."""
+        self._problem = error
+        if times := self._reminder.admit(error.message):
+            logger.warning(str(error), times=times)
+        self.loop.after(RETRY_S, self._again)
+
+    def _again(self) -> None:
+        if not self._registered and not self.stopping and self._peer is not None:
+            self._peer.reconnect(self._address())
+
+    def _lost(self, reason: str) -> None:
+        self._registered = False
+        fix = "start it: rudra up (or systemctl start rudra-psd), or name another with --head"
+        self._problem = Unreachable(f"psd cannot be reached: {reason}", where=self._address(), fix=fix)
+        if not self.stopping and (times := self._reminder.admit("unreachable")):
+            logger.warning(str(self._problem), learners=self._learners.count, times=times)
+
+    def _give_up(self) -> None:
+        if not self._ever and not self.stopping:
+            logger.error("giving up", reason=str(self._problem))
+            self.finish(EXIT_UNREACHABLE if isinstance(self._problem, Unreachable) else self._problem.exit_status)
+
+    def _beat(self) -> None:
+        """A sign of life; without a head, a reminder now and then, and a look whether it is elsewhere."""
+        if self._peer is None:
+            return
+        if self._registered:
+            free = max(0, self._slots - self._learners.count)
+            self._peer.request(c.HostPing(free=free), self._pinged, timeout=10.0)
+        elif not self._peer.connected and not self.stopping:
+            if times := self._reminder.admit("unreachable"):
+                logger.warning(str(self._problem), learners=self._learners.count, times=times)
+            if (address := self._address()) != self._peer.address:
+                self._peer.reconnect(address)
+
+    def _pinged(self, answer: Message) -> None:
+        if isinstance(answer, c.Error) and answer.code in ("not-found", "security") and self._peer is not None:
+            # The head gave us up while we were silent.
+            self._registered = False
+            self._peer.reconnect()
+
+    # ---------------------------------------------------------------------------------------- messages
+
+    def _message(self, request: str, message: Message) -> Message | None:
+        try:
+            return self._obey(message)
+        except RudraError as error:
+            return error_message(error)
+        except OSError as error:
+            return error_message(RudraError(f"{error.strerror}", where=self._host))
+
+    def _obey(self, message: Message) -> Message | None:
+        if isinstance(message, c.StartLearners):
+            return c.Ok(text=self._learners.start(message))
+        if isinstance(message, c.StopLearners):
+            self._learners.stop(message)
+        elif isinstance(message, c.KillLearner):
+            self._learners.kill(message)
+        elif isinstance(message, c.NodeMoved):
+            self._learners.moved(message)
+        elif isinstance(message, c.ReadFile):
+            folder = paths.job_folder(self.options.state, message.job).root
+            return files.read_file(folder, message.path, message.offset, message.limit)
+        elif isinstance(message, c.ListFiles):
+            return c.Files(rows=files.list_files(paths.job_folder(self.options.state, message.job).root))
+        else:
+            logger.limited(self._reminder, "warning", "a message that is not for learnerd", kind=type(message).__name__)
+        return None
+
+    def _tell(self, message: c.LearnerStarted | c.LearnerExit) -> None:
+        if isinstance(message, c.LearnerStarted):
+            if self._peer is not None and self._registered:
+                self._peer.notify(message)
+            return
+        self._unheard.append(message)
+        del self._unheard[:-MOST_UNHEARD]
+        if self._registered:
+            self._send_exit(message)
+        self._check_drained()
+
+    def _send_exit(self, message: c.LearnerExit) -> None:
+        assert self._peer is not None
+
+        def heard(answer: Message) -> None:
+            if isinstance(answer, c.Ok) and message in self._unheard:
+                self._unheard.remove(message)
+                self._check_drained()
+
+        self._peer.request(message, heard, timeout=30.0)
+
+    # ---------------------------------------------------------------------------------------- end
+
+    def drain(self) -> None:
+        """Learners finish their step, push and leave; the head hears of it."""
+        if self._learners.count:
+            logger.info("learners finish their step", learners=self._learners.count, seconds=DRAIN_S)
+        self._learners.drain(DRAIN_S)
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        if not self.stopping or self._learners.running():
+            return
+        if not self._unheard or not self._registered:
+            self.finish()
+        else:
+            self.loop.after(LAST_WORDS_S, self.finish)
+
+    def close(self) -> None:
+        """Nothing that is told any more."""
+        if self._peer is not None:
+            self._peer.close(linger=0.5)
+
+
+def options() -> argparse.ArgumentParser:
+    """The command line."""
+    made = parser("learnerd", "Runs learners on this host for a psd.", "learnerd --slots 4")
+    made.add_argument("--head", metavar="ADDRESS", default="", help="of psd (head.address)")
+    made.add_argument("--name", default="", help="of this host (learnerd.name)")
+    made.add_argument("--slots", type=int, default=0, help="learners at once (learnerd.slots)")
+    made.add_argument("--token-file", metavar="FILE", default="", help="psd's token (default: where psd says)")
+    return made
+
+
+def _sets(args: argparse.Namespace) -> list[str]:
+    given = {"head.address": args.head, "learnerd.name": args.name, "learnerd.slots": args.slots}
+    return [f"{key}={value}" for key, value in given.items() if value]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The daemon's exit status."""
+    return launch(options(), argv, _sets, Learnerd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

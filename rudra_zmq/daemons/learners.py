@@ -1,0 +1,348 @@
+"""The learners of this host: spawned, respawned, stopped, and their ends told.
+
+Owns the processes of ranks and evaluators, their spec files and the address file of each job's node. Must not know:
+the connection to the head (learnerd); what it has to be told goes through ``tell``.
+
+A death by a signal is a loss: the rank starts again with the next incarnation, after 0.5, 1, 2 s, ``restarts`` times.
+Any other bad end is told and left to the head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rudra_zmq import log, paths
+from rudra_zmq.config import JobFile, job_from_toml
+from rudra_zmq.daemons.base import write_json
+from rudra_zmq.daemons.environment import learner_environment
+from rudra_zmq.daemons.output import OutputFile, last_words
+from rudra_zmq.daemons.spawn import Child, Supervisor
+from rudra_zmq.errors import ConfigError, RudraError
+from rudra_zmq.head.ranks import EVALUATOR, file_stem
+from rudra_zmq.net.loop import Loop, Timer
+from rudra_zmq.wire.messages.control import (
+    KillLearner,
+    LearnerExit,
+    LearnerStarted,
+    NodeMoved,
+    StartLearners,
+    StopLearners,
+)
+
+logger = log.get()
+
+BACKOFF_S = 0.5
+MOST_BACKOFF_S = 8.0
+EXIT_NO_NODE = 75  # of the learner's library: the node could not be reached
+TAIL = 1 << 18
+
+
+@dataclass
+class Worker:
+    """One rank or evaluator. ``ending``: "" | stop (the head's wish) | drain (this daemon's own end)."""
+
+    rank: int
+    incarnation: int
+    restarts: int
+    child: Child | None = None
+    timer: Timer | None = None
+    ending: str = ""
+    why: str = ""  # of a kill
+    ooms: int = 0  # of the memory controller, before it was started
+
+
+@dataclass
+class Work:
+    """What this host does for one job."""
+
+    order: StartLearners
+    file: JobFile
+    threads: int
+    node_file: Path
+    workers: dict[int, Worker] = field(default_factory=dict)
+
+
+class Learners:
+    """All of them. ``tell`` takes LearnerStarted and LearnerExit."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        supervisor: Supervisor,
+        *,
+        state: Path,
+        runtime: Path,
+        host: str,
+        tell: Callable[[LearnerStarted | LearnerExit], None],
+    ) -> None:
+        self._loop, self._supervisor = loop, supervisor
+        self._state, self._runtime, self._host = state, runtime, host
+        self._tell = tell
+        self._work: dict[str, Work] = {}
+        self._draining = False
+
+    @property
+    def count(self) -> int:
+        """Learners that hold a slot."""
+        return sum(rank != EVALUATOR for work in self._work.values() for rank in work.workers)
+
+    def running(self) -> list[tuple[str, int, int, int]]:
+        """(job, rank, incarnation, PID or 0 while it waits to start again)."""
+        return [
+            (job, worker.rank, worker.incarnation, worker.child.pid if worker.child else 0)
+            for job, work in self._work.items()
+            for worker in work.workers.values()
+        ]
+
+    # ---------------------------------------------------------------------------------------- orders
+
+    def start(self, order: StartLearners) -> str:
+        """Spawn what is asked for and does not run; says with how many threads. A RudraError fails the job."""
+        if self._draining:
+            raise RudraError(f"learnerd on {self._host} is stopping")
+        file = job_from_toml(order.toml, name=order.name).job
+        self._check(file, order)
+        ranks = [*order.ranks, *([EVALUATOR] if order.evaluator else [])]
+        work = self._work.get(order.job)
+        cores = len(os.sched_getaffinity(0))
+        if work is None:
+            threads = order.threads or max(1, cores // max(1, len(order.ranks)))
+            folder = paths.job_folder(self._state, order.job).make()
+            (folder.root / "output").mkdir(mode=0o700, exist_ok=True)
+            work = Work(order, file, threads, self._runtime / f"n-{order.job}.json")
+            self._work[order.job] = work
+        work.order = order
+        self._write_addresses(work, order.generation, order.addresses)
+        for rank in ranks:
+            if rank not in work.workers:
+                work.workers[rank] = Worker(rank, order.incarnation, order.restarts)
+                self._spawn(work, work.workers[rank])
+            elif (child := work.workers[rank].child) is not None:
+                self._started(work, work.workers[rank], child)
+        plural = "s" if work.threads > 1 else ""
+        return f"{work.threads} thread{plural} each, {cores} cores"
+
+    def _check(self, file: JobFile, order: StartLearners) -> None:
+        """What would otherwise fail in each learner, with a worse message."""
+        python, cwd = self._python(file), file.run.cwd or order.cwd
+        if not os.access(python, os.X_OK):
+            raise ConfigError(f"there is no interpreter {python}", where=self._host, fix="set run.python")
+        if not os.path.isdir(cwd):
+            raise ConfigError(f"there is no folder {cwd}", where=self._host, fix="set run.cwd")
+
+    @staticmethod
+    def _python(file: JobFile) -> str:
+        return file.run.python or sys.executable
+
+    def moved(self, order: NodeMoved) -> None:
+        """The job's node listens elsewhere now; its learners read it from the file."""
+        work = self._work.get(order.job)
+        if work is not None:
+            try:
+                self._write_addresses(work, order.generation, order.addresses)
+            except RudraError as error:
+                logger.error("the node's addresses were not written", job=order.job, error=str(error))
+
+    def _write_addresses(self, work: Work, generation: int, addresses: list[str]) -> None:
+        write_json(work.node_file, {"addresses": addresses, "generation": generation})
+
+    def stop(self, order: StopLearners) -> None:
+        """TERM, KILL after the grace; without ranks all of the job."""
+        work = self._work.get(order.job)
+        if work is None:
+            return
+        for rank in order.ranks or list(work.workers):
+            worker = work.workers.get(rank)
+            if worker is not None:
+                self._end(work, worker, "stop", order.grace)
+
+    def kill(self, order: KillLearner) -> None:
+        """Fence: KILL, at once; then it starts again as after any loss."""
+        work = self._work.get(order.job)
+        worker = work.workers.get(order.rank) if work is not None else None
+        if worker is not None and worker.child is not None and worker.incarnation == order.incarnation:
+            worker.why = order.reason
+            self._supervisor.kill(worker.child)
+
+    def drain(self, grace: float) -> None:
+        """This daemon ends: every learner finishes its step, pushes and leaves, ``grace`` seconds at most."""
+        self._draining = True
+        for work in list(self._work.values()):
+            for worker in list(work.workers.values()):
+                self._end(work, worker, "drain", grace)
+
+    def _end(self, work: Work, worker: Worker, ending: str, grace: float) -> None:
+        worker.ending = worker.ending or ending
+        if worker.child is not None:
+            self._supervisor.stop(worker.child, grace)
+        elif worker.timer is not None:
+            # It waits to start again: the incarnation that will not be ends well.
+            worker.timer.cancel()
+            worker.incarnation += 1
+            self._over(work, worker, "ok", 0, respawn=worker.ending == "drain")
+
+    # ---------------------------------------------------------------------------------------- processes
+
+    def _spawn(self, work: Work, worker: Worker) -> None:
+        worker.timer = None
+        name = file_stem(worker.rank)
+        folder = paths.job_folder(self._state, work.order.job)
+        spec = self._spec_file(work, worker)
+        env = learner_environment(spec=spec, threads=work.threads, job=work.file.run.env)
+        output: OutputFile | None = None
+        try:
+            write_json(spec, self._spec(work, worker))
+            output = OutputFile(folder.output(name))
+            if worker.incarnation > work.order.incarnation:
+                output.write(b"[rudra: incarnation %d]\n" % worker.incarnation)
+            worker.ooms = oom_kills()
+            child = self._supervisor.spawn(
+                [self._python(work.file), "-m", "rudra_zmq.learner.process"],
+                env=env,
+                cwd=work.file.run.cwd or work.order.cwd,
+                output=output,
+                on_exit=lambda child: self._exited(work, worker, child),
+            )
+        except (OSError, RudraError) as error:
+            if output is not None:
+                output.close()
+            text = str(error) if isinstance(error, RudraError) else f"cannot be started: {error.strerror}"
+            # Later: whoever asked for it gets its answer before the news.
+            self._loop.after(0.0, lambda: self._over(work, worker, "spawn", 1, respawn=False, text=text))
+            return
+        worker.child = child
+        self._started(work, worker, child)
+
+    def _started(self, work: Work, worker: Worker, child: Child) -> None:
+        logger.info(
+            "learner started", job=work.order.job, rank=worker.rank, incarnation=worker.incarnation, pid=child.pid
+        )
+        self._tell(
+            LearnerStarted(
+                job=work.order.job,
+                rank=worker.rank,
+                incarnation=worker.incarnation,
+                pid=child.pid,
+                evaluator=worker.rank == EVALUATOR,
+            )
+        )
+
+    def _spec_file(self, work: Work, worker: Worker) -> Path:
+        rank = "e" if worker.rank == EVALUATOR else str(worker.rank)
+        return self._runtime / f"l-{work.order.job}-{rank}.json"
+
+    def _spec(self, work: Work, worker: Worker) -> dict[str, object]:
+        folder = paths.job_folder(self._state, work.order.job)
+        return {
+            "job": work.order.job,
+            "rank": worker.rank,
+            "incarnation": worker.incarnation,
+            "role": "evaluator" if worker.rank == EVALUATOR else "learner",
+            "token": work.order.token,
+            "node_file": str(work.node_file),
+            "log": str(folder.log(file_stem(worker.rank))),
+            "output": str(folder.root / "output"),
+            "toml": work.order.toml,
+            "cwd": work.file.run.cwd or work.order.cwd,
+            "threads": work.threads,
+            "host": self._host,
+            "ppid": os.getpid(),
+        }
+
+    def _exited(self, work: Work, worker: Worker, child: Child) -> None:
+        worker.child = None
+        status = child.returncode if child.returncode is not None else 1
+        tail = child.tail
+        if worker.ending:
+            self._over(work, worker, "ok", status, respawn=worker.ending == "drain", tail=tail)
+        elif status == 0:
+            self._over(work, worker, "ok", 0, respawn=False, tail=tail)
+        elif status < 0 or status == EXIT_NO_NODE:
+            self._lost(work, worker, child, status)
+        else:
+            text = last_words(tail) or f"it ended with status {status} and no word"
+            self._over(work, worker, "error", status, respawn=False, text=text, tail=tail)
+
+    def _lost(self, work: Work, worker: Worker, child: Child, status: int) -> None:
+        oom = status == -signal.SIGKILL and not child.killed and oom_kills() > worker.ooms
+        text = _cause(status, child, worker, oom)
+        worker.why = ""
+        if worker.restarts <= 0:
+            self._over(work, worker, "oom" if oom else "signal", status, respawn=False, text=text, tail=child.tail)
+            return
+        self._report(work, worker, "oom" if oom else "signal", status, respawn=True, text=text, tail=child.tail)
+        pause = min(BACKOFF_S * 2 ** (work.order.restarts - worker.restarts), MOST_BACKOFF_S)
+        worker.restarts -= 1
+        worker.timer = self._loop.after(pause, lambda: self._again(work, worker))
+
+    def _again(self, work: Work, worker: Worker) -> None:
+        worker.incarnation += 1
+        self._spawn(work, worker)
+
+    def _over(
+        self, work: Work, worker: Worker, kind: str, status: int, *, respawn: bool, text: str = "", tail: bytes = b""
+    ) -> None:
+        """The rank is no longer ours; with the last one the job is not either."""
+        job = work.order.job
+        self._spec_file(work, worker).unlink(missing_ok=True)
+        work.workers.pop(worker.rank, None)
+        if not work.workers and self._work.get(job) is work:
+            work.node_file.unlink(missing_ok=True)
+            del self._work[job]
+        self._report(work, worker, kind, status, respawn=respawn, text=text, tail=tail)
+
+    def _report(
+        self, work: Work, worker: Worker, kind: str, status: int, *, respawn: bool, text: str = "", tail: bytes = b""
+    ) -> None:
+        job = work.order.job
+        write = logger.info if kind == "ok" else logger.warning
+        write("learner ended", job=job, rank=worker.rank, incarnation=worker.incarnation, kind=kind, text=text)
+        self._tell(
+            LearnerExit(
+                job=job,
+                rank=worker.rank,
+                incarnation=worker.incarnation,
+                evaluator=worker.rank == EVALUATOR,
+                kind=kind,  # type: ignore[arg-type]
+                status=status,
+                respawn=respawn,
+                text=text[:4000],
+                tail=tail[-TAIL:].decode("utf-8", "replace") if kind != "ok" else "",
+            )
+        )
+
+
+def _cause(status: int, child: Child, worker: Worker, oom: bool) -> str:
+    """Why a process was lost, for people."""
+    if status == EXIT_NO_NODE:
+        return last_words(child.tail) or "it could not reach its node"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    if oom:
+        return f"{name}, the host (or its memory limit) ran out of memory"
+    if child.killed:
+        return f"killed on purpose: {worker.why or 'it did not stop in time'}"
+    return f"killed by {name}"
+
+
+def oom_kills() -> int:
+    """Processes that the kernel killed for want of memory in this process's control group; 0 if unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text("ascii", "replace").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                file = Path(f"/sys/fs/cgroup{path}") / "memory.events"
+            elif "memory" in controllers.split(","):
+                file = Path(f"/sys/fs/cgroup/memory{path}") / "memory.oom_control"
+            else:
+                continue
+            with contextlib.suppress(OSError):
+                for row in file.read_text("ascii").splitlines():
+                    if row.startswith("oom_kill "):
+                        return int(row.split()[1])
+    return 0

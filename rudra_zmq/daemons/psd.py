@@ -1,0 +1,236 @@
+"""psd: the head. Binds the control socket, keeps the registry, spawns one node per job.
+
+Owns the processes of nodes and the endpoint file; every decision is the coordinator's. Must not know: torch, weights,
+user code. It is no part of a job's hot path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rudra_zmq import __version__, log, paths
+from rudra_zmq.daemons.base import Daemon, Options, already, boot_id, is_alive, launch, parser, write_json
+from rudra_zmq.daemons.environment import node_environment
+from rudra_zmq.daemons.output import last_words
+from rudra_zmq.daemons.spawn import Child
+from rudra_zmq.errors import AlreadyRunning
+from rudra_zmq.head.coordinator import Coordinator
+from rudra_zmq.head.effects import Effect, Send, StartNode, StopNode
+from rudra_zmq.head.registry import Registry
+from rudra_zmq.net.addresses import parse
+from rudra_zmq.net.rpc import RpcServer
+from rudra_zmq.net.sockets import Router
+from rudra_zmq.wire.messages import control as c
+from rudra_zmq.wire.messages.data import Message
+
+logger = log.get()
+
+TICK_S = 0.25
+GRACE_S = 0.2  # for peers to read the last replies
+
+
+class Psd(Daemon):
+    """The daemon."""
+
+    name = "psd"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._nodes: dict[str, Child] = {}
+        self._router: Router | None = None
+        self._server: RpcServer | None = None
+        self._registry: Registry | None = None
+        self._head: Coordinator | None = None
+        self._ipc = ""
+
+    def begin(self) -> None:
+        """READY means: locked, token made, registry open, bound, unfinished jobs taken up."""
+        state, runtime = self.options.state, self.options.runtime
+        self.lock(state)
+        token = paths.make_token(state / "token")
+        paths.check_ipc_path(runtime / "n-000000.sock")
+        self._router = self.context.router("psd")
+        address = self._bind(self._router)
+        self._registry = Registry.open(paths.registry_file(state))
+        self._head = Coordinator(
+            self._registry,
+            state,
+            token=token,
+            address=address,
+            boot=boot_id(),
+            lives=is_alive,
+            suspend_as="STOPPED" if self.options.parent else "PENDING",
+        )
+        self._server = RpcServer(self.loop, self._router, self._handle, on_gone=self._gone)
+        logger.info("psd runs", pid=os.getpid(), address=address, state=state, version=__version__)
+        self._do(self._head.begin(self.loop.now()))
+        self.loop.every(TICK_S, self._tick)
+        self._write_endpoint(address)
+
+    def _bind(self, router: Router) -> str:
+        """The address for people and learnerds; nodes have an ipc socket in any case."""
+        listen = self.options.settings.psd.listen
+        wanted = parse(listen) if listen else None
+        try:
+            own = paths.psd_endpoint(self.options.runtime).removeprefix("ipc://")
+            ipc = wanted.path if wanted is not None and wanted.kind == "ipc" else own
+            self._ipc = router.bind_ipc(ipc)
+            if wanted is not None and wanted.kind == "tcp":
+                return router.bind_tcp(wanted.host, wanted.port)
+        except AlreadyRunning as error:
+            raise already(self.name, error) from None
+        return self._ipc
+
+    def _write_endpoint(self, address: str) -> None:
+        state = self.options.state
+        value = {
+            "address": address,
+            "pid": os.getpid(),
+            "token_file": str(state / "token"),
+            "boot": boot_id(),
+        }
+        write_json(state / "endpoint.json", value)
+
+    # ---------------------------------------------------------------------------------------- messages
+
+    def _handle(self, peer: bytes, request: str, message: Message) -> None:
+        assert self._head is not None
+        if isinstance(message, (c.Ok, c.Error, c.Files, c.FileData)):
+            self._do(self._head.answered(peer, request, message, self.loop.now()))
+        else:
+            self._do(self._head.handle(peer, request, message, self.loop.now()))
+
+    def _gone(self, peer: bytes) -> None:
+        assert self._head is not None
+        self._do(self._head.gone(peer, self.loop.now()))
+
+    def _tick(self) -> None:
+        assert self._head is not None
+        self._do(self._head.tick(self.loop.now()))
+        self._check_drained()
+
+    def _do(self, effects: Sequence[Effect]) -> None:
+        assert self._server is not None
+        for effect in effects:
+            if isinstance(effect, Send):
+                if effect.reply:
+                    self._server.reply(effect.peer, effect.id, effect.message)
+                else:
+                    self._server.send(effect.peer, effect.message, id=effect.id)
+            elif isinstance(effect, StartNode):
+                self._start_node(effect)
+            elif isinstance(effect, StopNode) and (child := self._nodes.get(effect.job)) is not None:
+                if effect.grace > 0:
+                    self.supervisor.stop(child, effect.grace)
+                else:
+                    self.supervisor.kill(child)
+
+    # ---------------------------------------------------------------------------------------- nodes
+
+    def _start_node(self, effect: StartNode) -> None:
+        job = effect.job
+        spec = dict(effect.spec)
+        previous = spec.pop("previous")
+        spec |= {
+            "psd_address": self._ipc,
+            "runtime": str(self.options.runtime),
+            "ppid": os.getpid(),
+            "bind": {**self._places(job), "previous": previous},
+        }
+        folder = paths.job_folder(self.options.state, job)
+        try:
+            child = self.supervisor.spawn(
+                [sys.executable, "-m", "rudra_zmq.node"],
+                env=node_environment(),
+                cwd=str(folder.root),
+                stdin=json.dumps(spec).encode(),
+                log=folder.log("node"),
+                on_exit=lambda child: self._node_exited(job, child),
+            )
+        except OSError as error:
+            text = f"it cannot be started: {error.strerror}"
+            self.loop.after(0.0, lambda: self._tell_exit(job, 1, text))
+            return
+        self._nodes[job] = child
+        logger.info("node started", job=job, pid=child.pid, generation=spec["generation"])
+
+    def _places(self, job: str) -> dict[str, object]:
+        """Where the node may listen: ipc, or loopback ports. A private cluster never takes the fixed ones."""
+        psd = self.options.settings.psd
+        if psd.data == "tcp":
+            first, last = (0, 0) if self.options.parent else psd.port_range
+            return {"ipc": None, "tcp": [first, last]}
+        return {"ipc": str(self.options.runtime / f"n-{job}.sock"), "tcp": None}
+
+    def _node_exited(self, job: str, child: Child) -> None:
+        if self._nodes.get(job) is child:
+            del self._nodes[job]
+        status = child.returncode if child.returncode is not None else 1
+        words = "" if status == 0 or child.killed else _end_of(paths.job_folder(self.options.state, job).log("node"))
+        logger.info("node ended", job=job, pid=child.pid, status=status)
+        self._tell_exit(job, status, words)
+
+    def _tell_exit(self, job: str, status: int, words: str) -> None:
+        assert self._head is not None
+        self._do(self._head.node_exited(job, status, words, self.loop.now()))
+        self._check_drained()
+
+    # ---------------------------------------------------------------------------------------- end
+
+    def drain(self) -> None:
+        """Jobs finish their step and are snapshotted; they go on when psd is started again."""
+        assert self._head is not None
+        if self._head.busy:
+            logger.info("jobs are drained and snapshotted", jobs=self._head.live)
+        self._do(self._head.suspend(self.loop.now()))
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        if self.stopping and self._head is not None and not self._head.busy:
+            self.finish()
+
+    def close(self) -> None:
+        """The endpoint goes first: nobody is to dial a socket that is being closed."""
+        if self._router is not None:
+            if self._registry is not None:
+                (self.options.state / "endpoint.json").unlink(missing_ok=True)
+            if self._server is not None:
+                self._server.close()
+            self._router.close(GRACE_S if self._server is not None else 0.0)
+        if self._registry is not None:
+            self._registry.close()
+
+
+def _end_of(path: Path, count: int = 65536) -> str:
+    """The last words in a file."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+            return last_words(file.read())
+    except OSError:
+        return ""
+
+
+def options() -> argparse.ArgumentParser:
+    """The command line."""
+    made = parser(
+        "psd", "The head: jobs, their nodes, the command line's endpoint.", "psd --listen tcp://127.0.0.1:7733"
+    )
+    made.add_argument(
+        "--listen", metavar="ADDRESS", default="", help="ipc:///PATH or tcp://127.0.0.1:PORT (psd.listen)"
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The daemon's exit status."""
+    return launch(options(), argv, lambda args: [f"psd.listen={args.listen}"] if args.listen else [], Psd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

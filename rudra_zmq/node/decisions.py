@@ -94,8 +94,7 @@ class DecisionLog:
             self._warn(f"{self._path} is written again{lost}")
 
     def sync(self) -> None:
-        """Flush, and force it to the disk (before a snapshot that builds on it)."""
-        self.flush()
+        """Force what was flushed to the disk (before a snapshot that builds on it). From any thread."""
         try:
             os.fsync(self._fd)
         except OSError as error:
@@ -108,5 +107,6 @@ class DecisionLog:
 
     def close(self) -> None:
         """The last lines, and the descriptor."""
+        self.flush()
         self.sync()
         os.close(self._fd)

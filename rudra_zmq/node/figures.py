@@ -156,6 +156,11 @@ class Figures:
                 self._open[epoch].metrics = dict(metrics)
         return accuracy
 
+    @property
+    def unfinished(self) -> list[int]:
+        """Epochs that were begun and are not done."""
+        return sorted(epoch for epoch, page in self._open.items() if page.samples)
+
     # ------------------------------------------------------------------------------------------ rates
 
     def tick(self, now: float, running: float) -> None:

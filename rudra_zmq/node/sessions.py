@@ -44,14 +44,20 @@ class Session:
     minibatch: int = 0
     prefetch: int = 1
     held: Clock | None = None  # version that it has, or is being sent
+    transfer: int = 0  # key of the weights that are being sent to it
     ack: int = -1  # of the grant that `key` belongs to
-    key: int = 0
-    slot: int = 0
+    key: int = 0  # of the chunks of its next gradient
+    slot: int = 0  # that they go into
+    expecting: bool = False  # the present connection's inbox knows `key`
+    finite: bool = True  # what came of that gradient so far
+    pushed: int = 0  # last seq that has a verdict
     answered: int = -1  # last ack that was sent on the present connection
     torpid: bool = False
     fenced_at: float | None = None
+    fenced_hard: bool = False
     samples: int = 0
     gradients: int = 0
+    compute: float = 0.0  # seconds that a gradient takes it, smoothed
     rate: float = 0.0
     rated: int = 0  # samples at the last look
     refused: int = 0  # gradients that were not finite
@@ -106,6 +112,8 @@ class Sessions:
 
     def of(self, connection: Connection) -> Session | None:
         """The live session that a learner's connection or pulse belongs to."""
+        if connection.role == "evaluator":
+            return None
         return self.session(connection.rank, connection.incarnation)
 
     def at(self, rank: int) -> Session | None:
@@ -159,7 +167,7 @@ class Sessions:
             self._sessions[hello.rank] = session
         session.peer = peer
         session.heard = now
-        session.attached = session.ready = False
+        session.attached = session.ready = session.expecting = False
         session.answered = -1
         return connection, session
 
@@ -196,6 +204,16 @@ class Sessions:
         if same and session is not None and (session.host, session.pid) != (hello.host, hello.pid):
             text = f"rank {hello.rank} incarnation {hello.incarnation} is process {session.pid} on {session.host!r}"
             raise Turned("duplicate", Rejected(text, fix="start a learner by learnerd alone"))
+
+    def displaces(self, peer: bytes, hello: Hello) -> list[bytes]:
+        """Sockets that a Hello from ``peer`` will take the place of: this one itself, and the place's old one."""
+        old = self._places.get(("evaluator", 0) if hello.role == "evaluator" else (hello.role, hello.rank))
+        return [p for p in {peer, old.peer if old else peer} if p in self._connections]
+
+    def peers(self, session: Session) -> list[bytes]:
+        """The sockets of a session's process."""
+        places = (self._places.get((role, session.rank)) for role in ("learner", "pulse"))
+        return [c.peer for c in places if c is not None and c.incarnation <= session.incarnation]
 
     def replaces(self, hello: Hello) -> Session | None:
         """The older session whose place this Hello takes; the caller ends it first."""

@@ -190,7 +190,7 @@ def sync_folder(path: Path) -> None:
 class Writer:
     """One thread that writes one thing at a time; ``done`` is called in it with the job's result."""
 
-    def __init__(self, done: Callable[[Any], None]) -> None:
+    def __init__(self, done: Callable[[Any], object]) -> None:
         self._done = done
         self._thread: threading.Thread | None = None
 

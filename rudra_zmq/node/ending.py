@@ -1,0 +1,211 @@
+"""The end of a job: what is still outstanding, the last snapshot, the weights as a file, the last test, the report.
+
+Owns: how a job ends and in which order; every wait here has a limit. Must not know: how any of these things is done.
+
+    drained (or complete) -> snapshot -> weights.safetensors -> last test result -> learners have left -> report
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rudra_zmq.core.events import Drain, Event, Failed, Finished
+from rudra_zmq.node import export
+from rudra_zmq.node.saving import Saving
+from rudra_zmq.node.snapshot import Writer
+from rudra_zmq.node.work import Work
+from rudra_zmq.wire.codec import clip
+from rudra_zmq.wire.messages.control import JobState, NodeDone, NodeStop, Progress
+from rudra_zmq.wire.messages.data import Finish
+
+DRAIN_S = 30.0
+LEAVE_S = 5.0
+WRITE_S = 60.0
+
+
+class Ending:
+    """``progress`` makes the last figures. ``state`` is "" until the job is over."""
+
+    def __init__(
+        self, work: Work, saving: Saving, turn: Callable[[Event], None], progress: Callable[[], Progress]
+    ) -> None:
+        self._work = work
+        self._saving = saving
+        self._turn = turn
+        self._progress = progress
+        self._asked: NodeStop | None = None
+        self._condition = ""
+        self._limit = 0.0
+        self._since = 0.0
+        self._saved = False
+        self._exporter = Writer(lambda result: work.off_loop(lambda: self._exported(*result)))
+        self._export_begun = False
+        self._told = False  # the evaluator, that nothing more comes
+        self.state: JobState | None = None
+        self.reason = ""
+        self.weights = ""
+        self.reported = False
+
+    @property
+    def over(self) -> bool:
+        """Whether training is over, for whatever reason."""
+        return self.state is not None
+
+    @property
+    def draining(self) -> bool:
+        """Whether an end was asked for."""
+        return self._asked is not None or bool(self._condition)
+
+    # -------------------------------------------------------------------------------------------- causes
+
+    def stop(self, stop: NodeStop) -> None:
+        """Somebody asks for an end. A second one, or ``now``, ends at once."""
+        if stop.now or self._asked is not None:
+            self._end_now(stop)
+            return
+        self._asked = stop
+        self._limit = self._work.clock() + DRAIN_S
+        if not self.over:
+            self._work.event("I", f"stops: {stop.reason or 'asked to'}; waits for the steps that are under way")
+            self._drain(stop.reason)
+
+    def condition(self, reason: str) -> None:
+        """A stop condition of the job file is met."""
+        if not self.over and not self.draining:
+            self._condition = reason
+            self._work.event("I", f"ends: {reason}")
+            self._drain(reason)
+
+    def _drain(self, reason: str) -> None:
+        self._work.stopping = True
+        if self._work.sync is None:
+            self.finished(Finished(reason, complete=False))
+            self.advance()
+        else:
+            self._turn(Drain(reason))
+
+    def finished(self, action: Finished) -> None:
+        """The core has nothing left to do."""
+        if self._asked is not None and not action.complete:
+            self._close(self._asked.state, self._asked.reason)
+        else:
+            self._close("DONE", "" if action.complete else action.reason)
+
+    def failed(self, action: Failed) -> None:
+        """The job cannot go on."""
+        self._close("FAILED", action.reason)
+
+    def restored(self, reason: str) -> None:
+        """The snapshot that the node goes on from was the last: its weights need no test."""
+        self._saved = True
+        self._work.evaluator_lost = True
+        self._close("DONE", "" if reason == "complete" else reason)
+
+    def _close(self, state: JobState, reason: str) -> None:
+        if self.over:
+            return
+        self.state, self.reason = state, reason
+        self._since = self._work.clock()
+        self._work.stopping = True
+
+    def _end_now(self, stop: NodeStop) -> None:
+        """No drain, no snapshot: what is written is written."""
+        if self.reported:
+            return
+        self._saving.wait(DRAIN_S / 2)  # one that is under way is worth its seconds
+        self.state, self.reason = stop.state, stop.reason
+        self._report()
+
+    # -------------------------------------------------------------------------------------------- steps
+
+    def advance(self) -> None:
+        """Go as far as can be gone now; to be called after each turn and each second."""
+        if not self.over:
+            if self._asked is not None and self._work.clock() >= self._limit:
+                self._work.event("W", f"a step takes longer than {DRAIN_S:.0f} s: its samples are given back")
+                self._close(self._asked.state, self._asked.reason)
+            else:
+                return
+        if self.reported or not (self._snapshot_done() and self._export_done()):
+            return
+        if self._test_done() and self._learners_left():
+            self._report()
+
+    def _snapshot_done(self) -> bool:
+        if not self._saved:
+            if self._saving.busy:
+                return self._work.clock() >= self._since + WRITE_S
+            self._saved = True
+            self._saving.save(finished=(self.reason or "complete") if self.state == "DONE" else "")
+            if self.state == "DONE":
+                self._last_epoch()
+        return not self._saving.busy or self._work.clock() >= self._since + WRITE_S
+
+    def _last_epoch(self) -> None:
+        """An epoch that was cut short has a row too, and the weights of the end are tested."""
+        work = self._work
+        if work.figures is None or work.sync is None or work.model is None:
+            return
+        for epoch in work.figures.unfinished:
+            work.figures.epoch_done(epoch, work.sync.lam, work.sync.global_batch)
+            if work.mailbox is not None and not work.evaluator_lost:
+                now = work.clock()
+                work.mailbox.put(epoch, work.sync.clock, work.model.versions.current, last=True, now=now)
+
+    def _export_done(self) -> bool:
+        work = self._work
+        model, sync = work.model, work.sync
+        if not self._export_begun:
+            self._export_begun = True
+            if model is None or sync is None or not model.exists:
+                return True
+            path = work.folder / "weights.safetensors"
+            metadata = {"job": work.spec.job, "update": str(sync.clock.timestamp), "epoch": str(sync.epoch)}
+            vector = model.versions.current
+
+            def write() -> tuple[str, str]:
+                try:
+                    export.write(path, model.attach, model.layout, vector, metadata)
+                except OSError as error:
+                    return "", f"cannot write {path}: {error.strerror}. Fix: make room, then resume the job"
+                return str(path), ""
+
+            self._exporter.start(write)
+        return not self._exporter.busy
+
+    def _exported(self, path: str, error: str) -> None:
+        self.weights = path
+        if error:
+            self._work.event("E", error)
+        self.advance()
+
+    def _test_done(self) -> bool:
+        """Whether the last epoch's result is in, or will never be."""
+        work = self._work
+        box = work.mailbox
+        if box is None or self.state != "DONE":
+            return True
+        if box.due is not None and not work.evaluator_lost:
+            if work.clock() < box.deadline():
+                return False
+            work.event("W", f"no test result of epoch {box.due.epoch + 1}: the evaluator is silent")
+            work.evaluator_lost = True
+        if work.sessions.evaluator is not None and not self._told:
+            self._told = True
+            work.post.to(work.sessions.evaluator).message(Finish())
+        return True
+
+    def _learners_left(self) -> bool:
+        """Whether every learner has said good-bye, or had the time to."""
+        return not self._work.sessions.all or self._work.clock() >= self._since + LEAVE_S
+
+    def _report(self) -> None:
+        work = self._work
+        self.reported = True
+        if work.figures is not None:
+            work.metrics.settle(max((row.epoch for row in work.figures.rows), default=-1), work.figures.rows)
+        work.decisions.flush()
+        work.decisions.sync()
+        assert self.state is not None
+        done = NodeDone(job=work.spec.job, state=self.state, reason=clip(self.reason), progress=self._progress())
+        work.head.done(done)

@@ -1,0 +1,188 @@
+"""The exchange with a learner: chunks and a Push come in, a Grant and weights go out, in one turn.
+
+Owns: the key of each gradient's chunks, whether a push is whole and finite, which weights a learner needs. Must not
+know: the verdict (core's), membership, epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from rudra_zmq.core.events import Action, Clock, Event, GradientId, Grant, Push, Refuse, Span, Want
+from rudra_zmq.net.bulk import BulkError
+from rudra_zmq.node.post import Courier
+from rudra_zmq.node.sessions import Session
+from rudra_zmq.node.slots import Slot
+from rudra_zmq.node.vectors import finite
+from rudra_zmq.node.work import Work, new_key
+from rudra_zmq.wire.codec import Buffer
+from rudra_zmq.wire.messages import data as wire
+
+
+class Turn(Protocol):
+    """Gives an event to the core; ``seen`` is called with what it decided before any of it is carried out."""
+
+    def __call__(self, event: Event, seen: Callable[[list[Action]], None] | None = None) -> None: ...
+
+
+class Exchange:
+    """All learners' exchanges."""
+
+    def __init__(self, work: Work, turn: Turn) -> None:
+        self._work = work
+        self._turn = turn
+        self._wanting: Session | None = None  # whose Want is being answered
+
+    # ---------------------------------------------------------------------------------------- coming in
+
+    def chunk(self, session: Session | None, courier: Courier, message: wire.Chunk, payload: Buffer) -> None:
+        """Part of a gradient, or of an upload; whatever else is dropped and counted."""
+        try:
+            receiver = courier.inbox.chunk(message, payload)
+        except BulkError as error:
+            self._work.sessions.drop("foreign-chunk" if error.reason == "key" else f"chunk-{error.reason}")
+            return
+        if session is None or message.key != session.key:
+            return
+        # In the cache still. An element that is cut by the end of a chunk is looked at with the next one.
+        if session.finite:
+            start = (receiver.received - len(payload)) // 4
+            session.finite = finite(self._slot(session).vector.reals[start : receiver.received // 4])
+
+    def _slot(self, session: Session) -> Slot:
+        assert self._work.model is not None
+        return self._work.model.slots.slot(*session.who, session.slot)
+
+    def push(self, session: Session, courier: Courier, message: wire.Push) -> None:
+        """A gradient is said to be complete. What no honest learner sends is dropped and counted."""
+        work = self._work
+        reason = self._fault(session, courier, message)
+        if reason:
+            work.sessions.drop(reason)
+            return
+        assert work.sync is not None
+        clock = Clock(message.generation, message.timestamp)
+        if clock.generation == work.sync.clock.generation:
+            session.held = clock
+        event = Push(
+            GradientId(*session.who, message.seq),
+            clock,
+            tuple(Span(*span) for span in message.spans),
+            message.count,
+            session.finite,
+            self._rates(message),
+        )
+        accepted = work.sync.counters.accepted
+
+        def seen(actions: list[Action]) -> None:
+            assert work.sync is not None
+            if not any(isinstance(action, Refuse) for action in actions):
+                session.pushed = message.seq
+                session.expecting = False
+                self._count(session, message, event, work.sync.counters.accepted > accepted)
+
+        self._turn(event, seen)
+
+    def _fault(self, session: Session, courier: Courier, message: wire.Push) -> str:
+        """Why a push is not even shown to the core; "" if it is."""
+        work = self._work
+        if work.sync is None or work.model is None or not session.joined:
+            return "early-push"
+        if (message.rank, message.incarnation) != session.who:
+            return "wrong-rank"
+        if message.seq == session.answered or (message.seq < session.pushed):
+            return "replay"
+        if message.seq == session.pushed or message.generation != work.sync.clock.generation:
+            return ""
+        if message.timestamp > work.sync.clock.timestamp:
+            return "future-timestamp"
+        if message.count == 0:
+            return ""
+        receiver = courier.inbox.take(message.key) if message.key == session.key else None
+        if receiver is None:
+            return "foreign-push"
+        if not receiver.complete or message.nbytes != receiver.nbytes:
+            return "incomplete-push"
+        self._slot(session).count = message.count
+        return ""
+
+    def _rates(self, message: wire.Push) -> tuple[float, ...] | None:
+        model = self._work.model
+        if message.rates is None or model is None or model.applier is None or model.ruled_by_job:
+            return None
+        good = all(math.isfinite(rate) and rate >= 0 for rate in message.rates)
+        if not good or len(message.rates) != len(model.applier.spec.groups):
+            self._work.sessions.drop("bad-rates")
+            return None
+        return tuple(message.rates)
+
+    def _count(self, session: Session, message: wire.Push, event: Push, accepted: bool) -> None:
+        work = self._work
+        if accepted and work.figures is not None:
+            session.gradients += 1
+            session.samples += message.count
+            if math.isfinite(message.compute_s):
+                weight = 0.1 if session.gradients > 1 else 1.0
+                session.compute += weight * (message.compute_s - session.compute)
+            epoch = message.spans[0][0]
+            work.figures.pushed(epoch, message.count, message.loss, message.compute_s, message.wait_s)
+        elif not event.finite and message.count:
+            session.refused += 1
+            times = f" ({session.refused} so far)" if session.refused > 1 else ""
+            text = f"a gradient of rank {session.rank} is NaN or infinite and is refused{times}"
+            work.seldom(f"nan {session.rank}", "W", text)
+
+    def want(self, session: Session) -> None:
+        """A learner accumulates, and asks for one more lease: answered at once, without weights."""
+        if self._work.sync is None or not session.joined:
+            self._work.sessions.drop("early-want")
+            return
+        self._wanting = session
+        try:
+            self._turn(Want(*session.who))
+        finally:
+            self._wanting = None
+
+    # ----------------------------------------------------------------------------------------- going out
+
+    def grant(self, grant: Grant) -> None:
+        """The core's answer, with the weights of its clock where the learner has others."""
+        work = self._work
+        session = work.sessions.session(grant.rank, grant.incarnation)
+        if session is None or session.peer is None or work.sync is None or work.model is None:
+            return  # it comes back and asks again, or is lost
+        inbox = work.post.to(session.peer).inbox
+        if grant.ack != session.ack:
+            inbox.take(session.key)  # of a batch that was skipped
+            session.ack, session.key, session.slot = grant.ack, new_key(), grant.slot
+            session.expecting = False
+        if not session.expecting and not grant.done:
+            inbox.expect(session.key, self._slot(session).vector.data)
+            session.expecting = session.finite = True
+        clock = grant.clock
+        if session is self._wanting and session.held is not None:
+            clock = session.held
+        fresh = session.held != clock
+        key = new_key() if fresh else 0
+        session.answered = grant.ack
+        work.send(
+            session,
+            wire.Grant(
+                ack=grant.ack,
+                verdict=grant.verdict,
+                generation=clock.generation,
+                timestamp=clock.timestamp,
+                leases=[[(s.epoch, s.start, s.stop) for s in lease.spans] for lease in grant.leases],
+                slot=session.slot,
+                key=session.key,
+                weights_key=key,
+                nbytes=work.model.layout.nbytes if fresh else 0,
+                lam=work.sync.lam,
+                done=grant.done,
+                chief=session.rank == work.sessions.chief,
+            ),
+        )
+        if fresh:
+            work.send_weights(session, key, clock)

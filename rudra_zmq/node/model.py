@@ -1,0 +1,139 @@
+"""The model of the job once its signature is known: layout, memory, rule, and whether version 0 exists.
+
+Owns: what belongs together from the first Attach on, the memory that it will take, the vectors of a snapshot. Must
+not know: sessions, messages on their way, why anything happens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rudra_zmq.config.job import JobFile
+from rudra_zmq.errors import Rejected
+from rudra_zmq.node import rule as rules
+from rudra_zmq.node import tensors
+from rudra_zmq.node.apply import Applier
+from rudra_zmq.node.evaluate import Mailbox
+from rudra_zmq.node.slots import SlotTable
+from rudra_zmq.node.vectors import Vector
+from rudra_zmq.node.versions import Versions
+from rudra_zmq.update.rules import RuleSpec
+from rudra_zmq.wire.layout import Layout
+from rudra_zmq.wire.messages.data import Attach, Rule
+
+_STATE = "state."
+
+
+class Model:
+    """Raises Rejected (one line) where the signature has no layout, or the job file's rule does not fit it."""
+
+    def __init__(self, attach: Attach, job: JobFile) -> None:
+        self.attach = attach
+        self.job = job
+        self.layout = Layout.of(attach)
+        self.versions = Versions(self.layout, job.learners.most)
+        self.slots = SlotTable(self.layout)
+        self.exists = False  # version 0, or a restored one, is in place
+        self.applier: Applier | None = None
+        if job.update.rule:
+            spec = rules.job_spec(job.update, self.layout, frozenset(attach.frozen))
+            self._install(spec, ())
+
+    @property
+    def ruled_by_job(self) -> bool:
+        """Whether the job file names the rule."""
+        return bool(self.job.update.rule)
+
+    def offer(self, rule: Rule) -> bool:
+        """A script's optimizer: whether it rules. Rejected where it cannot, or differs from the first one."""
+        if self.ruled_by_job:
+            return False
+        spec, rates = rules.script_spec(rule, self.layout)
+        if self.applier is None:
+            self._install(spec, rates)
+        elif difference := rules.differs(self.applier.spec, spec):
+            fix = "give every learner the same optimizer"
+            raise Rejected(f"another optimizer than the job's: {difference}", fix=fix)
+        return True
+
+    def _install(self, spec: RuleSpec, rates: tuple[float, ...]) -> None:
+        self.applier = Applier(
+            self.layout,
+            spec,
+            self.versions,
+            self.slots,
+            rates=rules.JobRates(self.job.update, self.job.job.epochs) if self.ruled_by_job else None,
+            script_rates=rates,
+            threads=max(1, len(os.sched_getaffinity(0)) // 2),
+        )
+
+    def rate(self, protocol: str, global_batch: int) -> float:
+        """The first rate, for people."""
+        if self.ruled_by_job:
+            return rules.JobRates(self.job.update, self.job.job.epochs).first(protocol, global_batch)
+        return max(self.applier.script_rates, default=0.0) if self.applier else 0.0
+
+    # ---------------------------------------------------------------------------------------- memory
+
+    def memory(self, snapshots: bool, evaluator: bool) -> dict[str, int]:
+        """Bytes that each part takes at most."""
+        most, size = self.job.learners.most, self.layout.nbytes
+        state = 0 if self.applier is None else Applier.nbytes(self.layout, self.applier.spec)
+        plan = {
+            "slots": SlotTable.nbytes(self.layout, most),
+            "versions": Versions.size(most) * size,
+            "state": state,
+        }
+        if evaluator:
+            plan["evaluator"] = Mailbox.nbytes(self.layout)
+        if snapshots:
+            plan["snapshot"] = size + state
+        return plan
+
+    # -------------------------------------------------------------------------------------- snapshot
+
+    def vectors(self, aside: Vector, optimiser: Mapping[str, Any]) -> list[tensors.Tensor]:
+        """A snapshot's tensors: the vector's three parts and the optimiser's state, flat."""
+        rows: list[tuple[str, tensors.Array]] = [
+            ("params", aside.params),
+            ("floats", aside.floats),
+            ("ints", aside.ints),
+        ]
+        rows += [(_STATE + name, array) for name, array in optimiser.items()]
+        return [
+            tensors.Tensor(name, "I64" if array.dtype == np.int64 else "F32", (array.size,), array)
+            for name, array in rows
+        ]
+
+    def restore(self, vectors: Mapping[str, tensors.Array]) -> None:
+        """Weights and optimiser's state of a snapshot. KeyError, ValueError where they are another model's."""
+        target = self.versions.begin()
+        for name, part in (("params", target.params), ("floats", target.floats), ("ints", target.ints)):
+            if vectors[name].shape != part.shape or vectors[name].dtype != part.dtype:
+                raise ValueError(f"its {name} are another model's")
+            part[:] = vectors[name]
+        if self.applier is not None:
+            state = {name[len(_STATE) :]: v for name, v in vectors.items() if name.startswith(_STATE)}
+            self.applier.restore(state)
+        self.versions.publish()
+        self.exists = True
+
+    def rule_state(self) -> dict[str, Any] | None:
+        """The rule and the rates in force, for a snapshot; None where there is no rule yet."""
+        if self.applier is None:
+            return None
+        return {"spec": rules.spec_to_json(self.applier.spec), "rates": list(self.applier.script_rates)}
+
+    def restore_rule(self, state: Mapping[str, Any] | None) -> None:
+        """A script's rule of a snapshot (the job file's is known anyway)."""
+        if state is not None and not self.ruled_by_job:
+            self._install(rules.spec_from_json(state["spec"]), tuple(state["rates"]))
+
+    def close(self) -> None:
+        """End the threads of the update."""
+        if self.applier is not None:
+            self.applier.close()

@@ -1,0 +1,134 @@
+"""What the parts of a node share: the job, who is connected, the model, the core, the figures, the way to psd.
+
+Owns: no rule of its own, only the things and the few words that every part says (an event, a refusal). Must not know:
+sockets; a function sends to a peer, a `Head` passes messages to psd.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from rudra_zmq import log
+from rudra_zmq.config.job import JobFile
+from rudra_zmq.core.events import Clock
+from rudra_zmq.core.sync import Sync
+from rudra_zmq.errors import RudraError
+from rudra_zmq.node.decisions import DecisionLog
+from rudra_zmq.node.evaluate import Mailbox
+from rudra_zmq.node.figures import Figures
+from rudra_zmq.node.metrics import MetricsCsv
+from rudra_zmq.node.model import Model
+from rudra_zmq.node.post import Post
+from rudra_zmq.node.sessions import Session, Sessions
+from rudra_zmq.node.spec import NodeSpec
+from rudra_zmq.wire.codec import clip, refusal
+from rudra_zmq.wire.messages.control import NodeDone, NodeEvent
+from rudra_zmq.wire.messages.data import Message
+
+Level = Literal["I", "W", "E"]
+
+_log = log.get("node")
+_SAY = {"I": _log.info, "W": _log.warning, "E": _log.error}
+OFTEN_S = 10.0
+KEYS = 1 << 52
+
+
+def new_key() -> int:
+    """A random id for chunks; 0 is none."""
+    return 1 + secrets.randbelow(KEYS)
+
+
+class Head(Protocol):
+    """The way to psd. Nothing here waits or raises."""
+
+    def notify(self, message: Message) -> None:
+        """An event, a fence."""
+
+    def report(self) -> None:
+        """The state changed: the figures are due at once."""
+
+    def done(self, message: NodeDone) -> None:
+        """The job has ended; the process ends when psd has heard it."""
+
+
+@dataclass
+class Work:
+    """Everything of one job. ``clock`` gives seconds that never go back."""
+
+    spec: NodeSpec
+    job: JobFile
+    post: Post
+    head: Head
+    sessions: Sessions
+    decisions: DecisionLog
+    metrics: MetricsCsv
+    clock: Callable[[], float]
+    off_loop: Callable[[Callable[[], object]], object]
+    """Calls a function in the loop's thread; for the thread that writes snapshots."""
+    model: Model | None = None
+    sync: Sync | None = None
+    figures: Figures | None = None
+    mailbox: Mailbox | None = None
+    started: bool = False  # Start was given to the core
+    stopping: bool = False  # a drain is on: learners are asked to leave
+    evaluator_free: bool = False  # attached and not testing
+    evaluator_lost: bool = False  # gone for good
+    _limits: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The job's folder."""
+        return Path(self.spec.folder)
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the job has an evaluator: a task has, a script tests by itself."""
+        return self.job.kind == "task"
+
+    def event(self, level: Level, text: str) -> None:
+        """A line for the job's story and for the node's log."""
+        _SAY[level](text)
+        self.head.notify(NodeEvent(job=self.spec.job, level=level, text=clip(text)))
+
+    def seldom(self, key: str, level: Level, text: str) -> None:
+        """The same, at most once in ten seconds for each ``key``."""
+        now = self.clock()
+        if now - self._limits.get(key, -OFTEN_S) >= OFTEN_S:
+            if len(self._limits) > 1000:
+                self._limits.clear()
+            self._limits[key] = now
+            self.event(level, text)
+
+    def warn(self, text: str) -> None:
+        """For parts that only know how to complain."""
+        self.event("W", text)
+
+    def send_weights(self, session: Session, key: int, clock: Clock) -> None:
+        """The newest version (its clock is ``clock``), behind the message that announced it under ``key``."""
+        model = self.model
+        assert model is not None
+        if session.peer is None:
+            return
+        session.held = clock
+        session.transfer = key
+        vector = model.versions.hold(session.reader)
+
+        def sent() -> None:
+            if session.transfer == key:
+                session.transfer = 0
+                model.versions.release(session.reader)
+
+        self.post.to(session.peer).vector(key, vector.data, sent)
+
+    def send(self, session: Session, message: Message) -> None:
+        """A message to a learner, if it has a connection."""
+        if session.peer is not None:
+            self.post.to(session.peer).message(message)
+
+    def refuse(self, peer: bytes, error: RudraError) -> None:
+        """Tell a peer why it is not wanted, once."""
+        self.post.to(peer).message(refusal(error))

@@ -36,7 +36,7 @@ settings.load_profile("here")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    session_root = Path(tempfile.mkdtemp(prefix="rz", dir="/tmp"))
+    session_root = Path(tempfile.mkdtemp(prefix="rz", dir=os.environ.get("RUDRA_TEST_ROOT", "/tmp")))
     (session_root / "t").mkdir()
     config.stash[_ROOT] = session_root
     config.stash[_BEFORE] = _shared_entries()

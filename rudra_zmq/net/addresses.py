@@ -110,7 +110,7 @@ class PathLock:
     """
 
     def __init__(self, path: str) -> None:
-        """Takes the lock, and removes a dead owner's socket. Raises AlreadyRunning with the owner's PID."""
+        """Takes the lock, and removes a dead owner's socket. Raises AlreadyRunning (with the owner's PID), ConfigError."""
         self.path = path
         self.lock = f"{path}.lock"
         self._fd = self._take()
@@ -118,15 +118,19 @@ class PathLock:
 
     def _take(self) -> int:
         while True:
-            fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError as error:
+                what = f"cannot write the lock: {error.strerror}"
+                raise ConfigError(what, where=self.lock, fix="choose another runtime folder") from None
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
                 os.close(fd)
-                raise AlreadyRunning(
-                    f"already running as PID {pid or 'unknown'}", where=self.path, fix=f"use it, or stop it: kill {pid}"
-                ) from None
+                what = f"already running as PID {pid}" if pid else "already being started"
+                fix = f"use it, or stop it: kill {pid}" if pid else "use the one that is being started"
+                raise AlreadyRunning(what, where=self.path, fix=fix) from None
             # The owner before removed the file between our open and our lock: what we hold has no name.
             try:
                 same = os.stat(self.lock).st_ino == os.fstat(fd).st_ino

@@ -1,0 +1,166 @@
+"""Addresses, reasons of silence, and the lock of a path."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rudra_zmq.errors import AlreadyRunning, ConfigError, Unreachable
+from rudra_zmq.net.addresses import MAX_PATH, Address, PathLock, parse, port_owner, probe, resolve, unreachable
+from tests.net.conftest import Net
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("tcp://127.0.0.1:7733", Address("tcp", host="127.0.0.1", port=7733)),
+        ("tcp://head.example:1", Address("tcp", host="head.example", port=1)),
+        ("tcp://[::1]:7733", Address("tcp", host="::1", port=7733)),
+        ("ipc:///run/rudra/psd", Address("ipc", path="/run/rudra/psd")),
+    ],
+)
+def test_forms(text: str, address: Address) -> None:
+    assert parse(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "127.0.0.1:7733", "tcp://", "tcp://host", "tcp://host:", "tcp://host:x", "tcp://host:70000", "tcp://::1:80",
+     "tcp://ho st:1", "ipc://", "ipc://relative", "ipc:///a\0b", "inproc://x", "udp://h:1", "tcp://h:1\n"],
+)  # fmt: skip
+def test_no_addresses(text: str) -> None:
+    with pytest.raises(ConfigError, match="Fix: "):
+        parse(text)
+
+
+def test_a_path_must_fit_the_kernels_structure() -> None:
+    parse("ipc:///" + "x" * (MAX_PATH - 1))
+    with pytest.raises(ConfigError, match="shorter runtime folder"):
+        parse("ipc:///" + "x" * MAX_PATH)
+
+
+def test_names_are_resolved_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(parse("tcp://localhost:7733")).host in ("127.0.0.1", "::1")
+
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(Unreachable, match=r"name not found: head\.example .*looked up on .*Fix: "):
+        resolve(parse("tcp://head.example:7733"))
+    assert probe(parse("tcp://head.example:7733")) == "name not found: head.example"
+
+
+class TestProbe:
+    def test_somebody_listens(self, net: Net) -> None:
+        for kind in ("ipc", "tcp"):
+            _, address = net.bound(kind)
+            assert probe(parse(address)) == ""
+
+    def test_refused(self) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))  # bound, and not listening
+            assert probe(Address("tcp", host="127.0.0.1", port=taken.getsockname()[1])) == "refused: nobody listens"
+
+    def test_no_such_socket(self, tmp_path: Path) -> None:
+        assert probe(Address("ipc", path=str(tmp_path / "x"))) == "no such socket"
+
+    def test_a_dead_owners_socket(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "x")
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(path)
+            dead.listen()
+        assert probe(Address("ipc", path=path)) == "refused: its owner is gone"
+
+    def test_an_owner_that_accepts_nothing(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "x")
+        with socket.socket(socket.AF_UNIX) as full, socket.socket(socket.AF_UNIX) as waiting:
+            full.bind(path)
+            full.listen(0)
+            waiting.connect(path)
+            reason = probe(Address("ipc", path=path), 0.05)
+            assert reason.startswith(("no answer in 0.05 s", "its owner accepts no connections"))
+
+    def test_the_error_has_reason_address_and_fix(self, tmp_path: Path) -> None:
+        path = tmp_path / "psd"
+        error = unreachable(Address("ipc", path=str(path)), "psd cannot be reached", fix="rudra up")
+        assert str(error) == f"psd cannot be reached: no such socket (ipc://{path}). Fix: rudra up"
+
+
+class TestPathLock:
+    def test_the_second_is_refused_and_the_first_undisturbed(self, tmp_path: Path) -> None:
+        path = tmp_path / "psd"
+        lock = PathLock(str(path))
+        path.touch()
+        with pytest.raises(AlreadyRunning, match=f"already running as PID {os.getpid()} .*kill {os.getpid()}"):
+            PathLock(str(path))
+        assert path.exists()
+        lock.release()
+        lock.release()
+        assert list(tmp_path.iterdir()) == []
+        PathLock(str(path)).release()
+
+    def test_a_killed_owner_leaves_nothing_in_the_way(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "psd")
+        code = (
+            "import sys; from rudra_zmq.net.sockets import make_context\n"
+            "r = make_context('control').router('r'); r.bind_ipc(sys.argv[1]); print('bound', flush=True)\n"
+            "sys.stdin.read()"
+        )
+        child = subprocess.Popen([sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with child:
+            assert child.stdout is not None and child.stdout.readline() == b"bound\n"
+            with pytest.raises(AlreadyRunning, match=f"PID {child.pid}"):
+                PathLock(path)
+            child.send_signal(signal.SIGKILL)
+        assert os.path.exists(path)
+        lock = PathLock(path)
+        assert not os.path.exists(path)
+        lock.release()
+
+    def test_never_two_owners(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "psd")
+        inside = 0
+        most = 0
+        taken = 0
+        mutex = threading.Lock()
+
+        def work() -> None:
+            nonlocal inside, most, taken
+            for _ in range(200):
+                try:
+                    lock = PathLock(path)
+                except AlreadyRunning:
+                    continue
+                with mutex:
+                    inside += 1
+                    taken += 1
+                    most = max(most, inside)
+                with mutex:
+                    inside -= 1
+                lock.release()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert taken > 0
+        assert most == 1
+
+
+def test_port_owner() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        assert port_owner(port) is None
+        listening.listen()
+        assert port_owner(port) == os.getpid()

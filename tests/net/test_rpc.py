@@ -1,0 +1,351 @@
+"""Requests and replies: answered once, repeated safely, refused politely; bad input is counted, no more."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rudra_zmq.errors import NotFound, RefusedBySecurity, RudraError, TimedOut, Unreachable
+from rudra_zmq.net.loop import Loop
+from rudra_zmq.net.rpc import RpcClient, RpcServer
+from rudra_zmq.net.sockets import Dealer, make_context
+from rudra_zmq.wire.codec import REASONS, decode_control, encode_control
+from rudra_zmq.wire.messages.control import (
+    DiskUse,
+    Envelope,
+    Error,
+    GetEvents,
+    GetJob,
+    HostPing,
+    Jobs,
+    ListJobs,
+    NodeStop,
+    Ok,
+    Whoami,
+)
+from rudra_zmq.wire.messages.data import Message
+from tests.net.conftest import PATIENCE, Net, in_thread, until
+
+Handler = Callable[[bytes, str, Any], Message | None]
+
+
+class Psd:
+    """A server in the test's own loop, with raw dealers that ask it."""
+
+    def __init__(self, net: Net, handler: Handler, kind: str = "ipc") -> None:
+        self.net = net
+        self.loop = net.loop()
+        self.router, self.address = net.bound(kind)
+        self.gone: list[bytes] = []
+        self.answers: list[tuple[bytes, str, Any]] = []
+        self.server = RpcServer(
+            self.loop,
+            self.router,
+            handler,
+            on_reply=lambda *args: self.answers.append(args),
+            on_gone=self.gone.append,
+        )
+        net.close_at_end(self.server.close)
+
+    def ask(self, dealer: Dealer, message: Message, id: str = "", *, reply: bool = False) -> None:
+        assert dealer.send(encode_control(Envelope(id, reply), message))
+
+    def answer(self, dealer: Dealer) -> tuple[Envelope, Any]:
+        until(self.loop, lambda: dealer.wait(0.0))
+        frames = dealer.recv()
+        assert frames is not None
+        return decode_control(frames)
+
+    def settle(self, dealer: Dealer) -> None:
+        """Everything that ``dealer`` sent so far was handled: a message behind it is answered."""
+        self.ask(dealer, DiskUse(), "settle")
+        self.answer(dealer)
+
+
+class TestServer:
+    def test_answers_and_errors(self, net: Net, kind: str) -> None:
+        def handler(peer: bytes, id: str, message: Any) -> Message | None:
+            match message:
+                case ListJobs():
+                    return Jobs(rows=[])
+                case GetJob(job=job):
+                    raise NotFound(f"no job {job}", fix="see rudra jobs")
+            raise ZeroDivisionError("a bug")
+
+        psd = Psd(net, handler, kind)
+        dealer = net.dealer(psd.address)
+        psd.ask(dealer, ListJobs(), "1")
+        assert psd.answer(dealer) == (Envelope("1", True), Jobs(rows=[]))
+        psd.ask(dealer, GetJob(job="x"), "2")
+        assert psd.answer(dealer)[1] == Error(code="not-found", message="no job x", fix="see rudra jobs")
+        psd.ask(dealer, DiskUse(), "3")
+        bug = psd.answer(dealer)[1]
+        assert isinstance(bug, Error) and "a bug" in bug.message
+        assert psd.server.drops == {"internal": 1}
+        psd.ask(dealer, ListJobs(), "4")
+        assert psd.answer(dealer)[0].id == "4"
+
+    def test_a_notice_has_no_answer(self, net: Net) -> None:
+        seen: list[Any] = []
+
+        def handler(peer: bytes, id: str, message: Any) -> Message | None:
+            seen.append((id, message))
+            return Ok()
+
+        psd = Psd(net, handler)
+        dealer = net.dealer(psd.address)
+        psd.ask(dealer, HostPing(free=1))
+        psd.ask(dealer, HostPing(free=2), "1")
+        assert psd.answer(dealer) == (Envelope("1", True), Ok())
+        assert dealer.recv() is None
+        assert seen == [("", HostPing(free=1)), ("1", HostPing(free=2))]
+
+    def test_a_repeated_request_runs_once(self, net: Net) -> None:
+        runs: list[str] = []
+
+        def handler(peer: bytes, id: str, message: Any) -> Message | None:
+            runs.append(id)
+            return Ok(text=f"run {len(runs)}")
+
+        psd = Psd(net, handler)
+        first, second = net.dealer(psd.address), net.dealer(psd.address)
+        psd.ask(first, HostPing(free=1), "same")
+        assert psd.answer(first)[1] == Ok(text="run 1")
+        psd.ask(second, HostPing(free=1), "same")
+        assert psd.answer(second)[1] == Ok(text="run 1")
+        psd.ask(second, HostPing(free=1), "other")
+        assert psd.answer(second)[1] == Ok(text="run 2")
+        assert runs == ["same", "other"]
+
+    def test_repeated_while_it_runs_the_answer_goes_to_the_new_connection(self, net: Net) -> None:
+        waiting: list[tuple[bytes, str]] = []
+
+        def handler(peer: bytes, id: str, message: Any) -> Message | None:
+            if isinstance(message, GetEvents):
+                waiting.append((peer, id))
+                return None
+            return Ok()
+
+        psd = Psd(net, handler)
+        first, second = net.dealer(psd.address), net.dealer(psd.address)
+        question = GetEvents(job="a1b2c3", after=0, wait=20.0)
+        psd.ask(first, question, "long")
+        until(psd.loop, lambda: waiting)
+        first.close(0.0)
+        psd.ask(second, question, "long")
+        psd.settle(second)
+        assert len(waiting) == 1
+        assert psd.server.reply(*waiting[0], Ok(text="at last"))
+        assert psd.answer(second) == (Envelope("long", True), Ok(text="at last"))
+
+    def test_the_record_of_replies_is_bounded(self, net: Net) -> None:
+        runs: list[str] = []
+
+        def handler(peer: bytes, id: str, message: Any) -> Message | None:
+            runs.append(id)
+            return Error(code="failed", message="x" * 4096, where="é" * 4096, fix="日" * 4096)  # 24 KiB
+
+        psd = Psd(net, handler)
+        dealer = net.dealer(psd.address)
+        asked = [f"{i}" for i in range(500)]
+        for id in [*asked, "499", "0"]:  # 8 MiB are the last 341
+            psd.ask(dealer, ListJobs(), id)
+            psd.answer(dealer)
+        assert runs == [*asked, "0"]
+
+    def test_requests_of_its_own(self, net: Net) -> None:
+        psd = Psd(net, lambda peer, id, message: Ok())
+        dealer = net.dealer(psd.address)
+        psd.ask(dealer, HostPing(free=1), "1")
+        psd.answer(dealer)
+        stop = NodeStop(now=True, state="STOPPED", reason="asked")
+        assert psd.server.send(dealer.identity, stop, id="mine")
+        assert psd.answer(dealer) == (Envelope("mine", False), stop)
+        psd.ask(dealer, Ok(text="stopping"), "mine", reply=True)
+        until(psd.loop, lambda: psd.answers)
+        assert psd.answers == [(dealer.identity, "mine", Ok(text="stopping"))]
+
+    def test_a_vanished_peer_is_told_of(self, net: Net) -> None:
+        psd = Psd(net, lambda peer, id, message: Ok())
+        dealer = net.dealer(psd.address)
+        psd.ask(dealer, HostPing(free=1), "1")
+        psd.answer(dealer)
+        dealer.close(0.0)
+        until(psd.loop, lambda: not psd.server.send(dealer.identity, Ok()))
+        until(psd.loop, lambda: psd.gone)
+        assert set(psd.gone) == {dealer.identity}
+
+    def test_a_full_queue_is_counted_and_nobody_waits(self, net: Net) -> None:
+        psd = Psd(net, lambda peer, id, message: Ok())
+        dealer = net.dealer(psd.address)
+        psd.ask(dealer, HostPing(free=1), "1")
+        psd.answer(dealer)
+        text = Ok(text="x" * 4000)
+        sent = 0
+        while psd.server.send(dealer.identity, text):
+            sent += 1
+            assert sent < 20_000
+        assert psd.server.drops["full"] == 1
+        other = net.dealer(psd.address)
+        psd.ask(other, HostPing(free=2), "2")
+        assert psd.answer(other)[1] == Ok()
+
+    def test_bad_input_is_counted_by_reason(self, net: Net, kind: str) -> None:
+        psd = Psd(net, lambda peer, id, message: Ok(), kind)
+        dealer = net.dealer(psd.address)
+        good = encode_control(Envelope("1", False), HostPing(free=1))
+        for frames in (
+            [b""],
+            [b"GET / HTTP/1.1"],
+            [b"x"] * 50,
+            [b"RZ\x09" + bytes(good[0])[3:], good[1]],
+            [good[0]],
+            [good[0], b"\xc1"],
+            [good[0], bytes(good[1])[:-1]],
+            [good[0], encode_control(Envelope("", False), Ok())[1], b"more"],
+        ):
+            assert dealer.send(frames)
+        for _ in range(200):
+            assert dealer.send([os.urandom(20), os.urandom(20)])
+        psd.ask(dealer, Ok(), "what was asked?", reply=True)
+        psd.settle(dealer)
+        assert set(psd.server.drops) <= set(REASONS)
+        assert sum(psd.server.drops.values()) == 208
+        assert psd.server.drops["version"] == 1
+        assert len(psd.answers) == 1
+
+    def test_strangers_on_the_port(self, net: Net) -> None:
+        psd = Psd(net, lambda peer, id, message: Ok(), "tcp")
+        host, _, port = psd.address.removeprefix("tcp://").rpartition(":")
+        for body in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" + bytes(8) + b"\x7f" + b"\xff" * 100, b""):
+            with socket.create_connection((host, int(port)), timeout=PATIENCE) as stranger:
+                stranger.sendall(body)
+                psd.settle(net.dealer(psd.address))
+
+
+def serving(net: Net, path: str, handler: Handler) -> Callable[[Loop], tuple[RpcServer, Callable[[], object]]]:
+    """What in_thread runs: a server with a context of its own on ``path``."""
+
+    def build(loop: Loop) -> tuple[RpcServer, Callable[[], object]]:
+        context = make_context("control")
+        router = context.router("psd")
+        router.bind_ipc(path)
+        server = RpcServer(loop, router, handler)
+
+        def close() -> None:
+            server.close()
+            router.close()
+            assert context.close()
+
+        return server, close
+
+    return build
+
+
+class TestClient:
+    def test_call(self, net: Net) -> None:
+        seen: list[Any] = []
+
+        def handler(peer: bytes, id: str, message: Any) -> Message | None:
+            seen.append(message)
+            if isinstance(message, GetJob):
+                raise NotFound("no such job", where=message.job, fix="see rudra jobs")
+            return Jobs(rows=[]) if isinstance(message, ListJobs) else Ok()
+
+        path = net.path()
+        who = Whoami(token="t", version="1")
+        with in_thread(serving(net, path, handler)), RpcClient(f"ipc://{path}", whoami=who) as client:
+            assert client.call(ListJobs(), expect=Jobs) == Jobs(rows=[])
+            assert client.call(ListJobs()) == Jobs(rows=[])
+            with pytest.raises(NotFound) as caught:
+                client.call(GetJob(job="x"))
+            assert str(caught.value) == "no such job (x). Fix: see rudra jobs"
+            with pytest.raises(RudraError, match="Ok came as the answer to HostPing"):
+                client.call(HostPing(free=1), expect=Jobs)
+        assert seen.count(who) == 1
+        assert seen[0] == who
+
+    def test_a_refused_token(self, net: Net) -> None:
+        def handler(peer: bytes, id: str, message: Any) -> Message | None:
+            if isinstance(message, Whoami):
+                raise RefusedBySecurity("the token is not this psd's", fix="use its token file")
+            return None
+
+        path = net.path()
+        who = Whoami(token="wrong", version="1")
+        with (
+            in_thread(serving(net, path, handler)),
+            RpcClient(f"ipc://{path}", whoami=who) as client,
+            pytest.raises(RefusedBySecurity, match="Fix: use its token file"),
+        ):
+            client.call(ListJobs())
+
+    def test_no_answer(self, net: Net) -> None:
+        path = net.path()
+        with in_thread(serving(net, path, lambda *_: None)), RpcClient(f"ipc://{path}") as client:
+            begun = time.monotonic()
+            with pytest.raises(TimedOut, match=f"no answer to ListJobs in time .*{path}"):
+                client.call(ListJobs(), 0.3)
+            assert 0.3 <= time.monotonic() - begun < 5.0
+
+    def test_nobody_there(self, net: Net) -> None:
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))  # bound, and not listening
+            for address, reason in (
+                (f"ipc://{net.path()}", "no such socket"),
+                (f"tcp://127.0.0.1:{closed.getsockname()[1]}", "refused: nobody listens"),
+            ):
+                with RpcClient(address, patience=0.1) as client, pytest.raises(Unreachable) as caught:
+                    client.call(ListJobs())
+                assert str(caught.value).startswith(f"psd cannot be reached: {reason} ({address}). Fix: ")
+
+    def test_a_port_that_is_no_psd(self, net: Net) -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+            with RpcClient(address, patience=0.1) as client, pytest.raises(Unreachable) as caught:
+                client.call(ListJobs(), 1.0)
+            assert "accepts connections, and does not answer" in str(caught.value)
+
+    def test_a_server_that_restarts_gets_the_request_again_under_its_id(self, net: Net) -> None:
+        path = net.path()
+        ids: list[str] = []
+        asked: list[Any] = []
+        loops: list[Loop] = []
+
+        def vanish(peer: bytes, id: str, message: Any) -> Message | None:
+            ids.append(id)
+            loops[0].stop()  # its answer will never come
+            return None
+
+        def answer(peer: bytes, id: str, message: Any) -> Message | None:
+            ids.append(id)
+            return Ok(text="from the second")
+
+        def first(loop: Loop) -> tuple[RpcServer, Callable[[], object]]:
+            loops.append(loop)
+            return serving(net, path, vanish)(loop)
+
+        def second_life(loop: Loop) -> tuple[list[Any], Callable[[], object]]:
+            """The client, in a thread of its own."""
+
+            def ask() -> None:
+                with RpcClient(f"ipc://{path}") as client:
+                    asked.append(client.call(HostPing(free=1), expect=Ok))
+
+            loop.after(0.0, ask)
+            return asked, lambda: None
+
+        with in_thread(first) as _, in_thread(second_life):
+            until(net.loop(), lambda: ids)
+            until(net.loop(), lambda: not os.path.exists(path))
+            with in_thread(serving(net, path, answer)):
+                until(net.loop(), lambda: asked)
+        assert asked == [Ok(text="from the second")]
+        assert len(ids) == 2 and ids[0] == ids[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rudra_zmq.core.events import Drain, Event, Failed, Finished
+from rudra_zmq.core.events import Drain, Event, Failed, Finished, Members
 from rudra_zmq.node import export
 from rudra_zmq.node.saving import Saving
 from rudra_zmq.node.snapshot import Writer
@@ -41,6 +41,7 @@ class Ending:
         self._exporter = Writer(lambda result: work.off_loop(lambda: self._exported(*result)))
         self._export_begun = False
         self._told = False  # the evaluator, that nothing more comes
+        self.force: Members | None = None  # what was in force at the end of training
         self.state: JobState | None = None
         self.reason = ""
         self.weights = ""
@@ -104,15 +105,20 @@ class Ending:
     def _close(self, state: JobState, reason: str) -> None:
         if self.over:
             return
+        self._work.account()
         self.state, self.reason = state, reason
         self._since = self._work.clock()
-        self._work.stopping = True
+        self._work.over = self._work.stopping = True
+        sync = self._work.sync
+        if sync is not None:  # who leaves from here on is no change of the job's
+            self.force = Members(sync.lam, sync.n, sync.c, sync.global_batch, sync.protocol)
 
     def _end_now(self, stop: NodeStop) -> None:
         """No drain, no snapshot: what is written is written."""
         if self.reported:
             return
         self._saving.wait(DRAIN_S / 2)  # one that is under way is worth its seconds
+        self._close(stop.state, stop.reason)
         self.state, self.reason = stop.state, stop.reason
         self._report()
 

@@ -69,7 +69,7 @@ class Figures:
         self.accuracy: float | None = None
         self.share = Share()
         self.rows: list[EpochRow] = []
-        self.seconds = 0.0
+        self.seconds = 0.0  # of running, kept by whoever knows whether the job runs
         self._open: dict[int, _Open] = {}
         self._epoch_share = Share()
         self._epoch_sigma = Histogram()
@@ -163,15 +163,14 @@ class Figures:
 
     # ------------------------------------------------------------------------------------------ rates
 
-    def tick(self, now: float, running: float) -> None:
-        """Once a second or so: ``running`` is the seconds since the last tick in which the job ran."""
-        self.seconds += running
+    def tick(self, now: float) -> None:
+        """Once a second or so."""
         self._recent.append((now, self.applied, self.updates))
         while len(self._recent) > 2 and self._recent[0][0] < now - WINDOW_S:
             self._recent.popleft()
 
     def rates(self) -> tuple[float, float]:
-        """(samples, updates) per second over the last ten seconds."""
+        """(samples, updates) per second of the clock over the last ten seconds."""
         if len(self._recent) < 2:
             return 0.0, 0.0
         (t0, s0, u0), (t1, s1, u1) = self._recent[0], self._recent[-1]

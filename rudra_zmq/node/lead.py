@@ -271,9 +271,9 @@ class Lead:
             due = work.sync.next_deadline()
             if due is not None and due <= now:
                 self.turns.turn(Tick())
+        running = work.account()
         if work.figures is not None:
-            running = work.started and not self.ending.over and work.sync is not None and work.sync.waiting is None
-            work.figures.tick(now, elapsed if running else 0.0)
+            work.figures.tick(now)
             self._rate_learners(elapsed)
             limit = work.job.job.stop.time_s
             if running and limit is not None and work.figures.seconds >= limit:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 
+from rudra_zmq.core.events import Members
 from rudra_zmq.node.ending import Ending
+from rudra_zmq.node.figures import Figures
 from rudra_zmq.node.opening import Opening
 from rudra_zmq.node.saving import Saving
 from rudra_zmq.node.sessions import Session
@@ -18,6 +20,7 @@ from rudra_zmq.wire.messages.control import JobState, LearnerRow, Progress
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 WAITING_AFTER_S = 5.0
+_MOST_BINS = 4096
 
 
 def resident() -> int:
@@ -57,32 +60,34 @@ class Report:
     def progress(self) -> Progress:
         """All figures of now."""
         work = self._work
+        work.account()
         sync, figures, learners = work.sync, work.figures, work.job.learners
         state, reason = self.state
         applier = None if work.model is None else work.model.applier
         fields: dict[str, object] = {}
         if sync is not None:
+            force = self._ending.force or Members(sync.lam, sync.n, sync.c, sync.global_batch, sync.protocol)
             fields |= {
-                "protocol": sync.protocol,
-                "n": sync.n,
-                "lam": sync.lam,
-                "c": sync.c,
-                "global_batch": sync.global_batch,
-                "mu": round(sync.global_batch / sync.lam),
+                "protocol": force.protocol,
+                "n": force.n,
+                "lam": force.lam,
+                "c": force.c,
+                "global_batch": force.global_batch,
+                "mu": round(force.global_batch / force.lam),
                 "epoch": sync.epoch,
                 "updates": sync.clock.timestamp,
                 "samples": sync.samples_applied,
                 "staleness_mean": sync.staleness.mean,
                 "staleness_p95": float(sync.staleness.p95),
                 "staleness_max": sync.staleness.max,
-                "histogram": sync.staleness.to_json(),
+                "histogram": dict(list(sync.staleness.to_json().items())[:_MOST_BINS]),
                 "accepted": sync.counters.accepted,
                 "applied": sync.counters.applied,
                 "pending": sync.pending,
                 "skipped": sync.counters.skipped,
             }
         if figures is not None:
-            samples_per_s, updates_per_s = figures.rates()
+            samples_per_s, updates_per_s = self._rates(figures)
             fields |= {
                 "samples_per_epoch": figures.samples,
                 "seconds": figures.seconds,
@@ -110,6 +115,12 @@ class Report:
             limited_by=self.limited_by(),
             **fields,  # type: ignore[arg-type]
         )
+
+    def _rates(self, figures: Figures) -> tuple[float, float]:
+        """Of the last seconds while the job runs, then of all of it."""
+        if not self._ending.over or figures.seconds <= 0:
+            return figures.rates()
+        return figures.applied / figures.seconds, figures.updates / figures.seconds
 
     def drops(self) -> dict[str, int]:
         """What was dropped, by reason: gradients by verdict, and messages that were none."""

@@ -85,7 +85,8 @@ class Saving:
         if self._aside is None:
             self._aside = Vector(model.layout)
         self._aside.copy_from(model.versions.current)
-        self._optimiser = model.applier.state(self._optimiser)
+        self._optimiser = model.applier.state(self._optimiser or None)
+        work.account()
         state = {
             "sync": sync.state(),
             "attach": msgspec.to_builtins(model.attach),

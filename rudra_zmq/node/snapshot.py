@@ -193,18 +193,22 @@ class Writer:
     def __init__(self, done: Callable[[Any], object]) -> None:
         self._done = done
         self._thread: threading.Thread | None = None
+        self._working = False
 
     @property
     def busy(self) -> bool:
         """Whether something is being written."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._working
 
     def start(self, work: Callable[[], Any]) -> None:
         """Begin; the caller has seen that it is not busy."""
-        assert not self.busy
+        assert not self._working
+        self._working = True
 
         def run() -> None:
-            self._done(work())
+            result = work()
+            self._working = False  # before the caller hears of it: it may have more to write
+            self._done(result)
 
         self._thread = threading.Thread(target=run, name="rudra-snapshot", daemon=True)
         self._thread.start()
@@ -213,4 +217,4 @@ class Writer:
         """Wait for what is being written; False where it is not done by then."""
         if self._thread is not None:
             self._thread.join(timeout)
-        return not self.busy
+        return not self._working

@@ -73,6 +73,7 @@ class Turns:
         work = self.work
         assert work.sync is not None
         epoch_done = False
+        work.account()  # the event may end a pause, or begin one
         actions = work.sync.handle(event, work.clock())
         if seen is not None:
             seen(actions)
@@ -80,7 +81,7 @@ class Turns:
             self._carry_out(action)
             epoch_done = epoch_done or isinstance(action, EpochDone)
         work.decisions.flush()
-        if not self.ending.over:
+        if work.started and not self.ending.over:
             self.saving.consider(epoch_done)
         self.ending.advance()
 
@@ -132,6 +133,7 @@ class Turns:
     def _epoch_done(self, action: EpochDone) -> None:
         work = self.work
         assert work.sync is not None and work.figures is not None
+        work.account()
         row = work.figures.epoch_done(action.epoch, work.sync.lam, work.sync.global_batch)
         last = action.epoch == work.job.job.epochs - 1
         work.event(

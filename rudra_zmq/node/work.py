@@ -74,9 +74,11 @@ class Work:
     figures: Figures | None = None
     mailbox: Mailbox | None = None
     started: bool = False  # Start was given to the core
+    over: bool = False  # training has ended
     stopping: bool = False  # a drain is on: learners are asked to leave
     evaluator_free: bool = False  # attached and not testing
     evaluator_lost: bool = False  # gone for good
+    _accounted: float = 0.0
     _limits: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -88,6 +90,15 @@ class Work:
     def evaluated(self) -> bool:
         """Whether the job has an evaluator: a task has, a script tests by itself."""
         return self.job.kind == "task"
+
+    def account(self) -> bool:
+        """Add the time since the last call to the running time, if the job runs; whether it does."""
+        now = self.clock()
+        elapsed, self._accounted = now - self._accounted, now
+        runs = self.started and not self.over and self.sync is not None and self.sync.waiting is None
+        if runs and self.figures is not None:
+            self.figures.seconds += elapsed
+        return runs
 
     def event(self, level: Level, text: str) -> None:
         """A line for the job's story and for the node's log."""

@@ -35,12 +35,14 @@ def _decision(update: int, *pieces: tuple[tuple[Span, ...], int]) -> Decision:
 
 def test_a_row_of_an_epoch() -> None:
     figures = Figures(100)
-    figures.tick(0.0, 0.0)
+    figures.seconds += 0.0
+    figures.tick(0.0)
     figures.pushed(0, 50, 2.0, 0.9, 0.1)
     figures.pushed(0, 50, 1.0, 0.3, 0.1)
     figures.updated(_decision(1, ((Span(0, 0, 50),), 0)), 0.1)
     figures.updated(_decision(2, ((Span(0, 50, 60), Span(0, 60, 100)), 2)), 0.05)
-    figures.tick(4.0, 4.0)
+    figures.seconds += 4.0
+    figures.tick(4.0)
     row = figures.epoch_done(0, 4, 128)
     assert (row.epoch, row.samples, row.distinct, row.updates) == (0, 100, 100, 2)
     assert row.train_loss == 1.5
@@ -99,18 +101,21 @@ def test_a_result_of_the_chief_may_come_before_the_epoch_is_done() -> None:
 def test_rates_are_of_the_last_ten_seconds() -> None:
     figures = Figures(1000)
     for second in range(31):
-        figures.tick(float(second), 1.0)
+        figures.seconds += 1.0
+        figures.tick(float(second))
         if second == 15:
             figures.updated(_decision(1, ((Span(0, 0, 500),), 0)), 0.1)
     assert figures.rates() == (0.0, 0.0)
     figures.updated(_decision(2, ((Span(0, 500, 1000),), 0)), 0.1)
-    figures.tick(31.0, 1.0)
+    figures.seconds += 1.0
+    figures.tick(31.0)
     assert figures.rates() == (50.0, 0.1)
 
 
 def test_a_restart_in_the_middle_of_an_epoch() -> None:
     figures = Figures(100)
-    figures.tick(0.0, 3.0)
+    figures.seconds += 3.0
+    figures.tick(0.0)
     figures.pushed(0, 30, 2.0, 3.0, 1.0)
     figures.updated(_decision(1, ((Span(0, 10, 40),), 1)), 0.1)
     figures.updated(_decision(2, ((Span(0, 0, 5), Span(0, 99, 100)), 0)), 0.1)
@@ -129,7 +134,8 @@ def test_metrics_csv(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     csv = MetricsCsv(path, pytest.fail)
     for epoch in range(3):
-        figures.tick(float(epoch), 2.0)
+        figures.seconds += 2.0
+        figures.tick(float(epoch))
         figures.pushed(epoch, 10, 1.25, 1.0, 0.0)
         figures.updated(_decision(epoch + 1, ((Span(epoch, 0, 10),), 0)), 0.1)
         figures.epoch_done(epoch, 4, 128)

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import ctypes
 import json
-import logging
 import os
 import signal
 import socket
@@ -64,6 +63,7 @@ class Daemon:
         self.context: Context = make_context("control")
         self.stopping = False
         self.status = 0
+        self._ready = False
         self._locks: list[PathLock] = []
 
     # ---------------------------------------------------------------------------------------- to fill in
@@ -89,6 +89,7 @@ class Daemon:
         try:
             self._watch_parent()
             self.begin()
+            self._ready = True
             notify(f"READY=1\nMAINPID={os.getpid()}")
             self._watchdog()
             self.loop.run()
@@ -142,7 +143,8 @@ class Daemon:
         self.context.close(exit_if_stuck=True)
         for lock in self._locks:
             lock.release()
-        logger.info("stopped", status=self.status)
+        if self._ready:
+            logger.info("stopped", status=self.status)
 
     # ---------------------------------------------------------------------------------------- parts
 
@@ -174,9 +176,8 @@ class Daemon:
 
 
 def already(name: str, error: AlreadyRunning) -> AlreadyRunning:
-    """The same error, with the name of who runs."""
-    message = error.message if error.message.startswith("the port") else f"{name} is {error.message}"
-    return AlreadyRunning(message, where=error.where, fix=error.fix)
+    """The same error about a lock, with the name of who holds it."""
+    return AlreadyRunning(f"{name} is {error.message}", where=error.where, fix=error.fix)
 
 
 def notify(state: str) -> None:
@@ -251,16 +252,9 @@ def launch(
     try:
         settings = load_rudra(sets(args)).config
         log.setup(options.prog, level=settings.log.level, fmt=settings.log.format)
-        _adopt_net_log()
         state = paths.state_folder(os.path.abspath(args.state) if args.state else settings.paths.state)
         runtime = paths.runtime_folder(os.path.abspath(args.runtime) if args.runtime else settings.paths.runtime)
         return make(Options(args, settings, state, runtime, args.private)).run()
     except RudraError as error:
         sys.stderr.write(f"{options.prog}: {error}\n")
         return error.daemon_exit_status
-
-
-def _adopt_net_log() -> None:
-    """Lines of net, which knows nothing of our log, in our form."""
-    ours, nets = logging.getLogger("rudra"), logging.getLogger("rudra_zmq")
-    nets.handlers, nets.propagate = ours.handlers, False

@@ -18,8 +18,8 @@ from rudra_zmq.daemons.base import Daemon, Options, boot_id, launch, parser
 from rudra_zmq.daemons.learners import Learners
 from rudra_zmq.errors import EXIT_UNREACHABLE, RudraError, Unreachable
 from rudra_zmq.head import files
-from rudra_zmq.head.effects import error_message
 from rudra_zmq.net.rpc import RpcPeer
+from rudra_zmq.wire.codec import error_message
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages.data import Message
 

@@ -22,9 +22,10 @@ from rudra_zmq.errors import AlreadyRunning
 from rudra_zmq.head.coordinator import Coordinator
 from rudra_zmq.head.effects import Effect, Send, StartNode, StopNode
 from rudra_zmq.head.registry import Registry
-from rudra_zmq.net.addresses import parse
+from rudra_zmq.net.addresses import parse, port_owner
 from rudra_zmq.net.rpc import RpcServer
 from rudra_zmq.net.sockets import Router
+from rudra_zmq.wire.codec import WireError
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages.data import Message
 
@@ -66,7 +67,7 @@ class Psd(Daemon):
             lives=is_alive,
             suspend_as="STOPPED" if self.options.parent else "PENDING",
         )
-        self._server = RpcServer(self.loop, self._router, self._handle, on_gone=self._gone)
+        self._server = RpcServer(self.loop, self._router, self._handle, on_reply=self._answered, on_gone=self._gone)
         logger.info("psd runs", pid=os.getpid(), address=address, state=state, version=__version__)
         self._do(self._head.begin(self.loop.now()))
         self.loop.every(TICK_S, self._tick)
@@ -76,15 +77,21 @@ class Psd(Daemon):
         """The address for people and learnerds; nodes have an ipc socket in any case."""
         listen = self.options.settings.psd.listen
         wanted = parse(listen) if listen else None
+        own = paths.psd_endpoint(self.options.runtime).removeprefix("ipc://")
         try:
-            own = paths.psd_endpoint(self.options.runtime).removeprefix("ipc://")
-            ipc = wanted.path if wanted is not None and wanted.kind == "ipc" else own
-            self._ipc = router.bind_ipc(ipc)
-            if wanted is not None and wanted.kind == "tcp":
-                return router.bind_tcp(wanted.host, wanted.port)
+            self._ipc = router.bind_ipc(wanted.path if wanted is not None and wanted.kind == "ipc" else own)
         except AlreadyRunning as error:
             raise already(self.name, error) from None
-        return self._ipc
+        if wanted is None or wanted.kind == "ipc":
+            return self._ipc
+        try:
+            return router.bind_tcp(wanted.host, wanted.port)
+        except AlreadyRunning:
+            pid = port_owner(wanted.port)
+            if pid is None or not _is_psd(pid):
+                raise
+            known = AlreadyRunning(f"already running as PID {pid}", where=listen, fix=f"use it, or stop it: kill {pid}")
+            raise already(self.name, known) from None
 
     def _write_endpoint(self, address: str) -> None:
         state = self.options.state
@@ -100,10 +107,11 @@ class Psd(Daemon):
 
     def _handle(self, peer: bytes, request: str, message: Message) -> None:
         assert self._head is not None
-        if isinstance(message, (c.Ok, c.Error, c.Files, c.FileData)):
-            self._do(self._head.answered(peer, request, message, self.loop.now()))
-        else:
-            self._do(self._head.handle(peer, request, message, self.loop.now()))
+        self._do(self._head.handle(peer, request, message, self.loop.now()))
+
+    def _answered(self, peer: bytes, request: str, message: Message) -> None:
+        assert self._head is not None
+        self._do(self._head.answered(peer, request, message, self.loop.now()))
 
     def _gone(self, peer: bytes) -> None:
         assert self._head is not None
@@ -118,10 +126,7 @@ class Psd(Daemon):
         assert self._server is not None
         for effect in effects:
             if isinstance(effect, Send):
-                if effect.reply:
-                    self._server.reply(effect.peer, effect.id, effect.message)
-                else:
-                    self._server.send(effect.peer, effect.message, id=effect.id)
+                self._send(self._server, effect)
             elif isinstance(effect, StartNode):
                 self._start_node(effect)
             elif isinstance(effect, StopNode) and (child := self._nodes.get(effect.job)) is not None:
@@ -129,6 +134,16 @@ class Psd(Daemon):
                     self.supervisor.stop(child, effect.grace)
                 else:
                     self.supervisor.kill(child)
+
+    @staticmethod
+    def _send(server: RpcServer, effect: Send) -> None:
+        try:
+            server.send(effect.peer, effect.message, id=effect.id, reply=effect.reply)
+        except WireError as error:  # longer than a message may be, say: its peer is not left waiting
+            logger.error("a message was not sent", kind=type(effect.message).__name__, error=str(error))
+            if effect.reply:
+                text = f"the answer cannot be sent: {error}"
+                server.reply(effect.peer, effect.id, c.Error(code="failed", message=text[:4000]))
 
     # ---------------------------------------------------------------------------------------- nodes
 
@@ -204,6 +219,15 @@ class Psd(Daemon):
             self._router.close(GRACE_S if self._server is not None else 0.0)
         if self._registry is not None:
             self._registry.close()
+
+
+def _is_psd(pid: int) -> bool:
+    """Whether a process is a psd, by its command line."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(word == b"rudra_zmq.daemons.psd" or word.endswith((b"/psd", b"daemons/psd.py")) for word in words)
 
 
 def _end_of(path: Path, count: int = 65536) -> str:

@@ -22,12 +22,13 @@ from rudra_zmq.core import job as life
 from rudra_zmq.errors import ConfigError, NotFound, NotRunning, RefusedBySecurity, Rejected, RudraError
 from rudra_zmq.head import files
 from rudra_zmq.head.course import Course
-from rudra_zmq.head.effects import Effect, Send, error_message
+from rudra_zmq.head.effects import Effect, Send
 from rudra_zmq.head.fleet import LIVENESS_S, PING_S, Fleet, Host
 from rudra_zmq.head.jobs import MOST_LISTED, Book, Job
 from rudra_zmq.head.placement import never_fits
 from rudra_zmq.head.registry import Registry
 from rudra_zmq.head.shelf import Shelf
+from rudra_zmq.wire.codec import error_message
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages.data import Message
 
@@ -235,7 +236,7 @@ class Coordinator:
             raise self._refuse("the token is not this psd's")
         host = self._fleet.register(peer, message, now)
         self._know(peer, "learnerd", message.name, now)
-        self._registry.see_host(self._fleet.row(host, {}, self._book.wall(), now))
+        self._book.see_host(self._fleet.row(host, {}, self._book.wall(), now))
         logger.info("learnerd registered", host=host.name, pid=host.pid, slots=host.slots)
         # The answer goes out first: what follows are orders to a learnerd that knows that it is registered.
         self._answer(peer, request, c.Registered(ping_s=PING_S, liveness_s=LIVENESS_S))

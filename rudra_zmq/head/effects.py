@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rudra_zmq.errors import RudraError
-from rudra_zmq.wire.messages.control import Error
 from rudra_zmq.wire.messages.data import Message
 
 
@@ -40,9 +38,3 @@ class StopNode:
 
 
 Effect: TypeAlias = Send | StartNode | StopNode
-
-
-def error_message(error: RudraError) -> Error:
-    """What the peer gets instead of an answer."""
-    code, message, where, fix = error.to_wire()
-    return Error(code=code, message=message, where=where, fix=fix)

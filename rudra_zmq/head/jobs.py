@@ -5,9 +5,10 @@ Owns the records of a live job and the long-polled answers. Must not know: why a
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rudra_zmq.errors import NotFound, RudraError
 from rudra_zmq.head.effects import Effect, Send
 from rudra_zmq.head.ranks import EVALUATOR
 from rudra_zmq.head.registry import Registry, StoredJob
-from rudra_zmq.wire.messages.control import Error, Events, GetEvents, JobRow, JobState, Progress
+from rudra_zmq.wire.messages.control import Error, Events, GetEvents, HostRow, JobRow, JobState, Progress
 
 logger = log.get()
 
@@ -152,11 +153,17 @@ class Book:
         self._answer(job.id)
 
     def store(self, job: Job, **values: object) -> None:
-        """Columns of the registry; the full disk that prevents it is logged, memory goes on to hold."""
-        try:
+        """Columns of the registry."""
+        with self._logged(job.id):
             self.registry.update(job.id, **values)
+
+    @contextlib.contextmanager
+    def _logged(self, what: str) -> Iterator[None]:
+        """A full disk is logged; what is in memory holds on."""
+        try:
+            yield
         except RudraError as error:
-            logger.limited(self._limit, "error", error.message, job=job.id)
+            logger.limited(self._limit, "error", error.message, what=what)
 
     def store_course(self, job: Job) -> None:
         """What a restart of the head must know beside the state."""
@@ -168,10 +175,8 @@ class Book:
         text = " ".join(text.split())[:4000]
         write = {"I": logger.info, "W": logger.warning}.get(level, logger.error)
         write("job", job=job, text=text)
-        try:
+        with self._logged(job):
             self.registry.add_event(job, level, text, self.wall())
-        except RudraError as error:
-            logger.limited(self._limit, "error", error.message, job=job)
         self._answer(job)
 
     def report(self, job: Job, progress: Progress, now: float, *, save: bool = False) -> None:
@@ -179,10 +184,13 @@ class Book:
         job.progress = progress
         if save or now - job.saved >= SAVE_S:
             job.saved = now
-            try:
+            with self._logged(job.id):
                 self.registry.save_progress(job.id, progress)
-            except RudraError as error:
-                logger.limited(self._limit, "error", error.message, job=job.id)
+
+    def see_host(self, row: HostRow) -> None:
+        """A learnerd has registered."""
+        with self._logged(row.name):
+            self.registry.see_host(row)
 
     # ---------------------------------------------------------------------------------------- reading
 

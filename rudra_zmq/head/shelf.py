@@ -9,10 +9,11 @@ import re
 
 from rudra_zmq.errors import NotFound, Unreachable
 from rudra_zmq.head import files
-from rudra_zmq.head.effects import Effect, Send, error_message
+from rudra_zmq.head.effects import Effect, Send
 from rudra_zmq.head.fleet import Fleet
 from rudra_zmq.head.jobs import MOST_LISTED, Book
 from rudra_zmq.head.ranks import EVALUATOR
+from rudra_zmq.wire.codec import error_message
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages.data import Message
 

@@ -1,0 +1,165 @@
+"""The line to the node: one connection after another, each greeted in full, until the deadline.
+
+Owns: where the node is looked for, how often, for how long, and what a refusal means. Must not know: what the process
+has to say, beyond that it is said again on every new connection.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeVar, cast
+
+from rudra_zmq import __version__, log
+from rudra_zmq.errors import NotRunning, RudraError, Unreachable
+from rudra_zmq.learner.link import Link, LinkLost
+from rudra_zmq.learner.spec import LearnerSpec, read_node_file
+from rudra_zmq.net.addresses import parse, unreachable
+from rudra_zmq.net.retry import Backoff
+from rudra_zmq.net.sockets import Context
+from rudra_zmq.wire.codec import error_of
+from rudra_zmq.wire.messages.data import Hello, Message, Refused, Welcome
+
+GIVE_UP_S = 60.0
+CONNECT_S = 2.0
+ANSWER_S = 5.0
+
+_log = log.get()
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+
+class NodeLost(Unreachable):
+    """The servers could not be reached, or no longer want this process: a loss, not a failure of the script."""
+
+
+def hello_of(spec: LearnerSpec, role: Literal["learner", "pulse", "evaluator"]) -> Hello:
+    """The first message of a connection."""
+    return Hello(
+        role=role,
+        job=spec.job,
+        token=spec.token,
+        rank=spec.rank,
+        incarnation=spec.incarnation,
+        host=spec.host,
+        pid=os.getpid(),
+        versions={"rudra_zmq": __version__},
+    )
+
+
+class Line:
+    """`look` is called while anything waits and may raise; `on_open` when a connection was welcomed."""
+
+    def __init__(
+        self,
+        context: Context,
+        spec: LearnerSpec,
+        role: Literal["learner", "evaluator"],
+        look: Callable[[], None],
+        on_open: Callable[[Welcome], None],
+        give_up_s: float = GIVE_UP_S,
+    ) -> None:
+        self.greeting: list[Callable[[], object]] = []  # what each new connection has to say again, in order
+        self.welcome: Welcome | None = None  # of the present connection; of the last one where there is none
+        self.stands = False  # there is a connection, and it was welcomed
+        self._context = context
+        self._spec = spec
+        self._hello = hello_of(spec, role)
+        self._look = look
+        self._on_open = on_open
+        self._give_up_s = give_up_s
+        self._link: Link | None = None
+
+    @property
+    def now(self) -> Link:
+        """The connection."""
+        assert self._link is not None
+        return self._link
+
+    def keep_on(self, call: Callable[[], T]) -> T:
+        """`call` on a connection that stands; again on a new one, as often as it is lost."""
+        while True:
+            try:
+                if self._link is None:
+                    self.open()
+                return call()
+            except LinkLost as lost:
+                _log.warning("connection to the node lost", reason=str(lost))
+                self.hang_up()
+
+    def receive(self, *kinds: type[M]) -> M:
+        """The next message of these kinds; a refusal is raised."""
+        answer = self.now.receive(*kinds, Refused)
+        if isinstance(answer, Refused):
+            raise _refusal(answer)
+        return cast(M, answer)
+
+    def open(self) -> None:
+        """Connect, be welcomed, say again what was said.
+
+        Raises NodeLost past the deadline, and what the node refuses at the first attempt; later that is a loss too.
+        """
+        backoff = Backoff()
+        end = time.monotonic() + self._give_up_s
+        address, reason = "", "learnerd has not said where the node is"
+        while True:
+            known = read_node_file(Path(self._spec.node_file))
+            for address in known.addresses if known is not None else []:
+                try:
+                    self._greet(address)
+                    return
+                except LinkLost as lost:
+                    reason = str(lost)
+                    end = max(end, time.monotonic() + self._give_up_s) if self.stands else end
+                except RudraError as error:
+                    if self.welcome is None or isinstance(error, NodeLost):
+                        raise
+                    raise NodeLost(error.message, where=error.where, fix=error.fix) from None
+                self.hang_up()
+            if time.monotonic() >= end:
+                raise self._lost(address, reason)
+            self._look()
+            time.sleep(min(backoff.next(time.monotonic()), max(0.0, end - time.monotonic())))
+
+    def hang_up(self, linger: float = 0.0) -> None:
+        """End the connection, if there is one; last words are given `linger` seconds."""
+        self.stands = False
+        if self._link is not None:
+            self._link.close(linger)
+            self._link = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._link is not None
+
+    def _greet(self, address: str) -> None:
+        self.stands = False
+        self._link = link = Link(self._context, address, f"{self._hello.role}.{self._hello.rank}", self._look)
+        link.wait_connected(CONNECT_S)
+        link.send(self._hello)
+        answer = link.receive(Welcome, Refused, seconds=ANSWER_S)
+        if isinstance(answer, Refused):
+            raise _refusal(answer)
+        assert isinstance(answer, Welcome)
+        link.size(answer.credit, answer.chunk)
+        self.welcome, self.stands = answer, True
+        self._on_open(answer)
+        for say in self.greeting:
+            say()
+
+    def _lost(self, address: str, reason: str) -> NodeLost:
+        fix = "see what became of it: rudra status, rudra logs"
+        what = f"the node of job {self._spec.job} was not reached for {self._give_up_s:g} s"
+        if not address:
+            return NodeLost(f"{what}: {reason}", where=self._spec.node_file, fix=fix)
+        found = unreachable(parse(address), what, fix=fix)
+        return NodeLost(found.message, where=found.where, fix=found.fix)
+
+
+def _refusal(message: Refused) -> RudraError:
+    """What is over is a loss; what was understood and refused is a failure."""
+    error = error_of(message)
+    return NodeLost(error.message, where=error.where, fix=error.fix) if isinstance(error, NotRunning) else error

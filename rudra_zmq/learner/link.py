@@ -1,0 +1,125 @@
+"""One connection to a node: messages one by one, vectors in chunks, and the loss of it noticed.
+
+Owns: a DEALER of the calling thread with its credit. Must not know: what is said over it, reconnecting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from rudra_zmq.net.bulk import BulkError, BulkInbox, BulkReceiver, BulkSender
+from rudra_zmq.net.sockets import WINDOW, Context
+from rudra_zmq.node.vectors import Vector
+from rudra_zmq.wire.codec import CHUNK, WireError, decode_from_node, encode_data
+from rudra_zmq.wire.messages.data import Chunk, Credit, FromNode, Message
+
+SLICE = 0.1
+"""Seconds between two looks at everything that is not a message."""
+
+M = TypeVar("M", bound=Message)
+
+
+class LinkLost(Exception):
+    """The connection is of no more use; the text says why."""
+
+
+class Link:
+    """Connects at once. ``look`` is called every 0.1 s while a call waits, and may raise to end it."""
+
+    def __init__(self, context: Context, address: str, name: str, look: Callable[[], None]) -> None:
+        self.address = address
+        self.heard = time.monotonic()
+        self._look = look
+        self._dealer = context.dealer(address, name)
+        self._was_connected = False
+        self._chunk = CHUNK
+        self._out = BulkSender(lambda frames: self._dealer.send(frames, copy=False), WINDOW)
+        self._in = BulkInbox(self._send_credit, WINDOW)
+
+    def wait_connected(self, seconds: float) -> None:
+        """Raises LinkLost if nobody takes the connection in time."""
+        end = time.monotonic() + seconds
+        while not self._dealer.wait_connected(SLICE):
+            self._look()
+            if time.monotonic() > end:
+                raise LinkLost("no connection")
+        self._was_connected = True
+
+    def size(self, window: int, chunk: int) -> None:
+        """What the node granted: chunks in flight, and bytes of a chunk. Before the first vector."""
+        self._out = BulkSender(lambda frames: self._dealer.send(frames, copy=False), window, chunk=min(chunk, CHUNK))
+        self._in = BulkInbox(self._send_credit, window)
+        self._chunk = min(chunk, CHUNK)
+
+    def send(self, message: Message) -> None:
+        """A message after all before it. Raises LinkLost."""
+        self._out.message(message)
+        self._flush()
+
+    def post(self, message: Message) -> None:
+        """A message that nobody waits for: it leaves now, or with the next one."""
+        self._out.message(message)
+
+    def send_vector(self, key: int, vector: Vector) -> None:
+        """A vector in chunks; it must stay as it is until the node has answered. Raises LinkLost."""
+        self._out.vector(key, vector.data)
+        self._flush()
+
+    def expect(self, key: int, vector: Vector) -> BulkReceiver:
+        """Chunks under `key` go into `vector`; see `complete` of what is returned."""
+        return self._in.expect(key, vector.data, chunk=self._chunk)
+
+    def finish(self, receiver: BulkReceiver) -> None:
+        """Wait for the rest of a vector. Raises LinkLost."""
+        while not receiver.complete:
+            self._step(SLICE)
+        self._in.take(receiver.key)
+
+    def receive(self, *kinds: type[M], seconds: float | None = None) -> M:
+        """The next message of these kinds; others are nobody's any more. Raises LinkLost (past `seconds`, too)."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            message = self._step(SLICE)
+            if isinstance(message, kinds):
+                return message
+            if end is not None and time.monotonic() > end:
+                raise LinkLost(f"no answer in {seconds:g} s")
+
+    def close(self, linger: float = 0.0) -> None:
+        """Last words are given `linger` seconds."""
+        self._dealer.close(linger)
+
+    def _flush(self) -> None:
+        while not self._out.pump():
+            self._step(SLICE / 10 if self._out.blocked else SLICE)
+
+    def _step(self, seconds: float) -> FromNode | None:
+        """One message, if one comes: chunks and credit are dealt with here."""
+        if not self._dealer.wait(seconds):
+            self._look()
+            if self._was_connected and not self._dealer.writable() and not self._dealer.wait(0):
+                raise LinkLost("the connection ended")
+            return None
+        frames = self._dealer.recv()
+        if frames is None:
+            return None
+        self.heard = time.monotonic()
+        try:
+            message, payload = decode_from_node(frames)
+            if isinstance(message, Chunk):
+                assert payload is not None
+                self._in.chunk(message, payload)
+                return None
+            if isinstance(message, Credit):
+                self._out.credit(message.chunks)
+                return None
+        except (WireError, BulkError) as error:
+            raise LinkLost(f"the node said what it may not ({error})") from None
+        return message
+
+    def _send_credit(self, credit: Credit) -> None:
+        # Credit must not queue behind a vector that waits for credit itself.
+        if not self._dealer.send(encode_data(credit)):
+            raise LinkLost("the node takes no message")

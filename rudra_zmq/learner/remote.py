@@ -1,0 +1,306 @@
+"""The exchange with a node: the conversation of a learner, kept up over lost connections and restarted nodes.
+
+Owns: what is said in which order, what is repeated on a new connection, and when to give up. Must not know: torch,
+training loops, why weights change.
+
+    Hello -> Welcome      Attach -> [SendInit -> chunks, InitDone] -> Ready, chunks      Rule -> RuleReply
+    Data -> Grant, chunks      chunks, Push -> Grant, chunks      Want -> Grant      Bye
+
+A new connection says again what was said on the one before, up to Data. The Grant that answers Data then shows whether
+the push that was under way arrived (its ack), must be repeated, or is void because the node went back to a snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rudra_zmq.config.load import job_from_toml
+from rudra_zmq.core.events import Clock, Lease, Span
+from rudra_zmq.errors import UsageError
+from rudra_zmq.learner.exchange import Answer, Gradient, Job, RuleVerdict
+from rudra_zmq.learner.line import GIVE_UP_S, Line, hello_of
+from rudra_zmq.learner.link import LinkLost
+from rudra_zmq.learner.pulse import Pulse
+from rudra_zmq.learner.spec import LearnerSpec
+from rudra_zmq.net.sockets import make_context
+from rudra_zmq.node.vectors import Vector
+from rudra_zmq.wire.codec import clip
+from rudra_zmq.wire.layout import Layout
+from rudra_zmq.wire.messages.data import (
+    Attach,
+    Bye,
+    Data,
+    Grant,
+    InitDone,
+    Log,
+    Message,
+    Push,
+    Ready,
+    Rule,
+    RuleReply,
+    SendInit,
+    Want,
+    Welcome,
+)
+
+LAST_WORDS_S = 1.0
+
+
+class Leaving(Exception):
+    """This learner was asked to leave while it waited."""
+
+
+class RemoteExchange:
+    """An `Exchange` over a node of the data plane. Used by one thread."""
+
+    def __init__(self, spec: LearnerSpec, *, give_up_s: float = GIVE_UP_S) -> None:
+        """Connects and is welcomed. Raises RudraError as the node refuses, NodeLost after `give_up_s` seconds."""
+        self.rank = spec.rank
+        self.incarnation = spec.incarnation
+        self.chief = False
+        self.lam = 0
+        self._pulse: Pulse | None = None
+        self._leaving = False
+        self._may_leave = True  # nothing of ours is half said
+        self._gone = False
+        self._expects_grant = False  # a new connection said Data, and was not answered yet
+        self._fresh = False  # weights came since the last answer
+        self._seq = 0
+        self._key = 0
+        self._clock = Clock(0, 0)
+        self._context = make_context("data")
+        self._line = Line(self._context, spec, "learner", self._look, self._opened, give_up_s)
+        try:
+            self._line.keep_on(lambda: None)
+        except BaseException:
+            self.close()
+            raise
+        welcome = self._welcome
+        self.job, self._job_rule = _job(welcome, spec.job)
+        pulse_hello = hello_of(spec, "pulse")
+        node_file = Path(spec.node_file)
+        self._pulse = Pulse(self._context, pulse_hello, node_file, welcome.ping_s, welcome.liveness_s)
+        self._pulse.start()
+
+    # ---- the interface
+
+    @property
+    def leaving(self) -> bool:
+        """SIGTERM, or the node on behalf of this host, asked for the end."""
+        return self._leaving or (self._pulse is not None and self._pulse.stop_asked)
+
+    def ask_to_leave(self) -> None:
+        """Finish the step, push, leave. May be called from a signal handler."""
+        self._leaving = True
+
+    def attach(self, message: Attach, layout: Layout, weights: Vector, gradient: Vector) -> None:
+        """Waits until version 0 exists, so for all learners; uploads it if asked."""
+        self._attach, self._weights, self._gradient = message, weights, gradient
+        self._line.keep_on(self._say_attach)
+        self._line.greeting.append(self._say_attach)
+
+    def rule(self, rule: Rule | None) -> RuleVerdict:
+        """Without an optimizer of the script the job file must have a rule."""
+        if rule is None:
+            if not self._job_rule:
+                fix = "learner.optimizer(...) before learner.batches(), or set update.rule in the job file"
+                raise UsageError("there is no rule for the updates", fix=fix)
+            return RuleVerdict(False, self._job_rule)
+
+        def say() -> RuleReply:
+            self._line.now.send(rule)
+            return self._line.receive(RuleReply)
+
+        reply = self._line.keep_on(say)
+        self._line.greeting.append(say)
+        return RuleVerdict(reply.accepted, reply.rule)
+
+    def begin(self, samples: int, minibatch: int, accumulate: int, prefetch: int) -> Answer:
+        """Waits until the job starts."""
+        data = Data(samples=samples, minibatch=minibatch, accumulate=accumulate, prefetch=prefetch)
+
+        def say() -> None:
+            self._line.now.send(data)
+            self._expects_grant = True
+
+        def first() -> Grant:
+            if not self._expects_grant:
+                say()
+            return self._receive_grant()
+
+        answer = self._answer(first)
+        self._line.greeting.append(say)
+        self._seq = answer.ack
+        return answer
+
+    def push(self, gradient: Gradient) -> Answer:
+        """Waits for the verdict, and with it for the round (hardsync) or for the next samples."""
+        self._seq += 1
+        seq = self._seq
+        if self._pulse is not None:
+            self._pulse.steps = seq
+        said = False
+
+        def exchange() -> Grant:
+            nonlocal said
+            if not said and not self._expects_grant:
+                said = True
+                self._send_push(gradient)
+            while True:
+                grant = self._receive_grant()
+                if grant.ack >= seq or grant.done or grant.generation != gradient.clock.generation:
+                    return grant
+                said = True
+                self._send_push(gradient)
+
+        return self._answer(exchange, gradient.clock.generation)
+
+    def want(self) -> Answer:
+        """Answered at once by the node."""
+
+        def ask() -> Grant:
+            if not self._expects_grant:
+                self._line.now.send(Want(held=self._clock.timestamp))
+            return self._receive_grant()
+
+        return self._answer(ask)
+
+    def log(self, metrics: Mapping[str, float], epoch: int, step: int) -> None:
+        """Nobody waits for it; it is lost with the connection."""
+        if self._line.connected and not self._gone:
+            self._line.now.post(Log(metrics=dict(metrics), epoch=epoch, step=step))
+
+    def leave(self, reason: str, text: str = "") -> None:
+        """Good-bye, if anybody is there to hear it."""
+        if self._gone:
+            return
+        self._gone = True
+        self._may_leave = False
+        if self._line.connected:
+            with contextlib.suppress(LinkLost):
+                self._line.now.send(_bye(reason, text))
+
+    def close(self) -> None:
+        """End the pulse and the connection; last words have a second."""
+        if self._pulse is not None:
+            self._pulse.close()
+        self._line.hang_up(LAST_WORDS_S)
+        self._context.close()
+
+    # ---- what is said
+
+    def _say_attach(self) -> None:
+        self._line.now.send(self._attach)
+        while True:
+            answer = self._line.receive(SendInit, Ready)
+            if isinstance(answer, Ready):
+                break
+            assert isinstance(answer, SendInit)
+            self._line.now.send_vector(answer.key, self._weights)
+            self._line.now.send(InitDone(key=answer.key, nbytes=len(self._weights.data)))
+        self._receive_weights(answer.key, answer.nbytes)
+        self._clock = Clock(answer.generation, answer.timestamp)
+
+    def _send_push(self, gradient: Gradient) -> None:
+        self._may_leave = False
+        try:
+            nbytes = len(self._gradient.data) if gradient.count else 0
+            if nbytes:
+                self._line.now.send_vector(self._key, self._gradient)
+            self._line.now.send(
+                Push(
+                    rank=self.rank,
+                    incarnation=self.incarnation,
+                    seq=self._seq,
+                    generation=gradient.clock.generation,
+                    timestamp=gradient.clock.timestamp,
+                    key=self._key,
+                    spans=[(span.epoch, span.start, span.stop) for span in gradient.spans],
+                    count=gradient.count,
+                    nbytes=nbytes,
+                    loss=gradient.loss,
+                    rates=None if gradient.rates is None else list(gradient.rates),
+                    compute_s=gradient.compute_s,
+                    wait_s=gradient.wait_s,
+                )
+            )
+        finally:
+            self._may_leave = True
+
+    # ---- what is heard
+
+    def _receive_grant(self) -> Grant:
+        grant = self._line.receive(Grant)
+        self._expects_grant = False
+        if grant.nbytes:
+            self._receive_weights(grant.weights_key, grant.nbytes)
+        self._key = grant.key
+        self._clock = Clock(grant.generation, grant.timestamp)
+        self.lam, self.chief = grant.lam or self.lam, grant.chief
+        return grant
+
+    def _receive_weights(self, key: int, nbytes: int) -> None:
+        if nbytes != len(self._weights.data):
+            raise LinkLost(f"the node sends {nbytes} bytes of weights, the model has {len(self._weights.data)}")
+        self._fresh = True
+        self._line.now.finish(self._line.now.expect(key, self._weights))
+
+    def _answer(self, call: Callable[[], Grant], generation: int | None = None) -> Answer:
+        try:
+            grant = self._line.keep_on(call)
+        except Leaving:
+            self.leave("drain")
+            return Answer(self._seq, "", self._clock, (), self.lam, self.chief, fresh=False, done=True)
+        fresh, self._fresh = self._fresh, False
+        void = generation is not None and grant.generation != generation
+        return Answer(
+            ack=grant.ack,
+            verdict="void" if void else grant.verdict,
+            clock=self._clock,
+            leases=tuple(Lease(tuple(Span(*span) for span in spans)) for spans in grant.leases),
+            lam=self.lam,
+            chief=self.chief,
+            fresh=fresh,
+            done=grant.done,
+        )
+
+    # ---- the connection
+
+    @property
+    def _welcome(self) -> Welcome:
+        assert self._line.welcome is not None
+        return self._line.welcome
+
+    def _opened(self, welcome: Welcome) -> None:
+        self._expects_grant = False
+        self.lam, self.chief = welcome.lam, welcome.chief
+        if self._pulse is not None:
+            self._pulse.alive()
+
+    def _look(self) -> None:
+        """While something waits: is there still a point in it?"""
+        if self.leaving and self._may_leave:
+            raise Leaving
+        if self._pulse is not None and self._line.stands:
+            link = self._line.now
+            self._pulse.look(link.heard, link.address, self._welcome.generation)
+
+
+def _bye(reason: str, text: str) -> Message:
+    return Bye(reason=reason, text=clip(text))  # type: ignore[arg-type]
+
+
+def _job(welcome: Welcome, name: str) -> tuple[Job, str]:
+    """What a learner needs of the job file, and the rule that it names ("": the script's)."""
+    job = job_from_toml(welcome.job, name=name).job
+    found = Job(
+        seed=job.job.seed,
+        epochs=job.job.epochs,
+        minibatch=job.learners.minibatch,
+        global_batch=job.learners.global_batch,
+        count=job.learners.count,
+        protocol=job.sync.protocol,
+    )
+    return found, job.update.rule

@@ -110,7 +110,7 @@ class PathLock:
     """
 
     def __init__(self, path: str) -> None:
-        """Takes the lock, and removes a dead owner's socket. Raises AlreadyRunning (with the owner's PID), ConfigError."""
+        """Takes the lock, and removes a dead owner's socket. Raises AlreadyRunning, ConfigError."""
         self.path = path
         self.lock = f"{path}.lock"
         self._fd = self._take()

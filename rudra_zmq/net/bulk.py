@@ -196,13 +196,10 @@ class BulkInbox:
     def chunk(self, message: Chunk, payload: Buffer) -> BulkReceiver:
         """Takes one chunk, and returns its vector's receiver. Raises BulkError.
 
-        A chunk that is refused has used up credit all the same, and it is handed back; one without credit
-        (reason ``overrun``) is a reason to end the session.
+        A chunk that is refused has used up credit all the same, and it is handed back. A sender that ignores
+        its credit fills the socket's queue (RCVHWM) and no more: what is taken here is never kept.
         """
-        try:
-            self._window.receive()
-        except ValueError as error:
-            raise BulkError("overrun", str(error)) from None
+        self._window.receive()
         due = self._window.due()
         if due:
             self._send_credit(Credit(chunks=due))

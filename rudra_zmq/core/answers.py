@@ -73,10 +73,11 @@ class Answers:
             return
         if session.waits:
             return
-        session.begun = len(common.policy.held(session))
-        session.extra = max(0, session.begun - session.prefetch)
+        begun = len(common.policy.held(session))
+        session.extra = max(0, begun - session.prefetch)
         if not common.frozen:
             common.policy.supply([session], common.minibatches)
+        session.begun = min(begun + 1, len(common.policy.held(session)))
         self.again(session, "")
         common.crew.begin_step(session, common.now)
 

@@ -29,9 +29,6 @@ class Intervals:
         """Number of intervals (not of integers: that is ``count``)."""
         return len(self._starts)
 
-    def __repr__(self) -> str:
-        return f"Intervals({list(self)})"
-
     def contains(self, start: int, stop: int) -> bool:
         """Whether all of [start, stop) is in the set; an empty interval never is."""
         at = bisect_right(self._starts, start) - 1

@@ -6,7 +6,6 @@ is due, nor who is present.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rudra_zmq.core.events import Decision, Entry, Fold, GradientId, Span
@@ -40,9 +39,6 @@ class Pending:
 
     def __len__(self) -> int:
         return len(self._queue)
-
-    def __iter__(self) -> Iterator[Gradient]:
-        return iter(self._queue)
 
     def add(self, gradient: Gradient) -> None:
         """Accept a gradient."""

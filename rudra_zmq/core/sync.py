@@ -18,7 +18,6 @@ from rudra_zmq.core.events import (
     Clock,
     Counters,
     Decision,
-    Drain,
     EpochDone,
     Event,
     Finished,
@@ -183,7 +182,7 @@ class Sync:
                 self._presence.tick()
             case Start():
                 self._presence.start()
-            case Drain():
+            case _:
                 self._presence.drain(event.reason)
         self._settle()
         return self._common.out

@@ -142,9 +142,9 @@ class Job(RuleBasedStateMachine):
         world = self.world
         incarnation = world.newest.get(rank, 0) + int(seq == 9)
         learner = world.live.get(rank)
-        if learner is not None and incarnation == learner.incarnation:
-            if seq in (learner.seq, learner.seq + 1) or (learner.seq == 0 and seq > 0):
-                return  # an honest learner could send it
+        same = learner is not None and incarnation == learner.incarnation
+        if same and (seq in (learner.seq, learner.seq + 1) or (learner.seq == 0 and seq > 0)):
+            return  # an honest learner could send it
         before = replace(world.sync.counters), world.sync.clock
         clock = Clock(generation, world.timestamp + ahead)
         world.turn(Push(GradientId(rank, incarnation, seq), clock, (Span(0, start, start + 1),), 1))

@@ -238,7 +238,7 @@ def _endpoint(path: Path) -> dict[str, str] | None:
     """The endpoint file of a psd that lives, else None."""
     try:
         value = json.loads(path.read_text())
-        os.kill(int(value["pid"]), 0)
+        command = Path(f"/proc/{int(value['pid'])}/cmdline").read_bytes()  # empty for a zombie
     except (OSError, ValueError, KeyError):
         return None
-    return {k: str(v) for k, v in value.items()}
+    return {k: str(v) for k, v in value.items()} if b"psd" in command else None

@@ -80,5 +80,6 @@ def test_every_index_once_per_epoch_when_a_learner_is_killed(rudra: Rudra, tmp_p
         out, err = run.communicate(timeout=200)
     assert run.returncode == 0, out + err
     done = json.loads(out.strip().splitlines()[-1])
-    assert (tmp_path / "seen-2-2.jsonl").exists(), "the next incarnation never came"
+    if protocol == "hardsync":  # elsewhere the others may have done all the rest before it is back
+        assert (tmp_path / "seen-2-2.jsonl").exists(), "the next incarnation never came"
     check(tmp_path, Path(done["folder"]) / "decisions.jsonl")

@@ -18,11 +18,6 @@ class Answers:
         self._common = common
         self._queue: dict[int, Session] = {}  # by rank, in order of arrival
 
-    @property
-    def queue(self) -> list[Session]:
-        """Those who wait, in order of arrival."""
-        return list(self._queue.values())
-
     def owe(self, session: Session) -> None:
         """``session`` waits for a grant from now on."""
         session.waits = True
@@ -37,16 +32,20 @@ class Answers:
         self._common.drop("refused")
         self._common.out.append(Refuse(rank, incarnation, seq, reason))
 
+    def supply(self) -> None:
+        """Lease to those who wait."""
+        if not self._common.frozen:
+            self._common.policy.supply(self._queue, self._common.minibatches)
+
     def answer(self) -> None:
         """Grant to everyone who waits and has something to begin; to all, once the job is over."""
         common = self._common
-        if not common.finished and (common.too_few or common.held_back):
-            return
-        queue = sorted(self.queue, key=lambda s: s.rank) if common.policy.by_rank else self.queue
-        for session in queue:
-            leases = self._leases(session)
-            if leases or common.finished:
-                self._grant(session, leases)
+        if common.finished:
+            for session in list(self._queue.values()):
+                self._grant(session)
+        elif not common.too_few and not common.held_back:
+            for session in common.policy.answerable(self._queue):
+                self._grant(session)
 
     def again(self, session: Session, verdict: str) -> None:
         """Answer a session that does not wait once more (a repeated push, a reconnect, a want).
@@ -76,7 +75,7 @@ class Answers:
         begun = len(common.policy.held(session))
         session.extra = max(0, begun - session.prefetch)
         if not common.frozen:
-            common.policy.supply([session], common.minibatches)
+            common.policy.supply({session.rank: session}, common.minibatches)
         session.begun = min(begun + 1, len(common.policy.held(session)))
         self.again(session, "")
         common.crew.begin_step(session, common.now)
@@ -84,7 +83,7 @@ class Answers:
     def _leases(self, session: Session) -> tuple[Lease, ...]:
         return () if self._common.finished else self._common.policy.held(session)
 
-    def _grant(self, session: Session, leases: tuple[Lease, ...]) -> None:
+    def _grant(self, session: Session) -> None:
         common = self._common
         free = session.slots.free
         if free is None and not common.finished:
@@ -99,7 +98,7 @@ class Answers:
         session.timestamp = common.clock.timestamp
         common.crew.begin_step(session, common.now)
         del self._queue[session.rank]
-        self._say(session, session.verdict, leases)
+        self._say(session, session.verdict, self._leases(session))
 
     def _say(self, session: Session, verdict: str, leases: tuple[Lease, ...]) -> None:
         self._common.out.append(

@@ -41,7 +41,7 @@ class Common:
     @property
     def too_few(self) -> bool:
         """Whether the job is below learners.min."""
-        return self.crew.began and len(self.crew.counted) < self.learners.min
+        return self.crew.began and len(self.minibatches) < self.learners.min
 
     @property
     def frozen(self) -> bool:

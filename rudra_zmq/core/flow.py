@@ -40,12 +40,16 @@ class Flow:
         self._set(rank, [Lease(pieces) for pieces in rest if pieces])
         return True
 
-    def supply(self, waiting: Sequence[Session], minibatches: Mapping[int, int]) -> None:
+    def answerable(self, queue: Mapping[int, Session]) -> list[Session]:
+        """Those in the queue (rank -> session, in order of arrival) who hold something to begin."""
+        return [session for rank, session in queue.items() if rank in self._leases]
+
+    def supply(self, queue: Mapping[int, Session], minibatches: Mapping[int, int]) -> None:
         """Lease to those who wait: first one to each who has none, then each up to its depth."""
-        for session in waiting:
+        for session in queue.values():
             if session.rank not in self._leases:
                 self._top_up(session, 1, minibatches)
-        for session in waiting:
+        for session in queue.values():
             self._top_up(session, 1 + session.depth, minibatches)
 
     def due(self, pending: int, c: int) -> bool:

@@ -63,16 +63,18 @@ class Rounds:
                 del deal[rank]
         return True
 
-    def supply(self, waiting: Sequence[Session], minibatches: Mapping[int, int]) -> None:
+    def answerable(self, queue: Mapping[int, Session]) -> list[Session]:
+        """Those in the queue (rank -> session) who have a part in the round under way, in rank order."""
+        return [queue[rank] for rank in sorted(queue.keys() & self._current.keys())]
+
+    def supply(self, queue: Mapping[int, Session], minibatches: Mapping[int, int]) -> None:
         """Open the next round if none is under way and somebody waits, and forecast as far as they look ahead."""
-        if not waiting:
-            return
-        if not self._current:
+        if queue and not self._current:
             self._forget_ahead()
             self._current = self._deal(minibatches)
             self._size = len(self._current)
-        depth = max(session.depth for session in waiting)
-        while self._current and len(self._ahead) < depth:
+        depth = max((session.depth for session in self.answerable(queue)), default=0)
+        while len(self._ahead) < depth:
             deal = self._deal(minibatches)
             if not deal:
                 break

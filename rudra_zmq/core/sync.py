@@ -269,8 +269,7 @@ class Sync:
             elif self._over():
                 self._finish("all epochs are applied" if common.ledger.finished else common.stop)
             else:
-                if not common.frozen:
-                    common.policy.supply(self._answers.queue, common.minibatches)
+                self._answers.supply()
                 if not self._must_flush():
                     break
                 self._update(flush=True)

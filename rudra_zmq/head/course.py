@@ -82,7 +82,8 @@ class Course:
             if hosts is not None:
                 self._book.settle(job, hosts)
                 names = ", ".join(dict.fromkeys(hosts.values()))
-                self._book.event(job.id, "I", f"starts: {job.count} learners on {names}")
+                count = f"{job.count} learners" if job.count > 1 else "1 learner"
+                self._book.event(job.id, "I", f"starts: {count} on {names}")
                 self._happens(job, "placed", now)
             elif job.reason != plan.reasons[job.id]:
                 self._book.set_state(job, "PENDING", plan.reasons[job.id])

@@ -100,13 +100,16 @@ class Crew:
             restarts=restarts,
             incarnation=base,
         )
-        self._fleet.ask(host, message, now, lambda answer: self._asked(job, host, ranks, answer, now))
+        self._fleet.ask(host, message, now, lambda answer: self._asked(job, host, wanted, answer, now))
 
-    def _asked(self, job: Job, host: Host, ranks: Sequence[int], answer: Message | None, now: float) -> None:
+    def _asked(self, job: Job, host: Host, asked: Sequence[Learner], answer: Message | None, now: float) -> None:
         if isinstance(answer, Ok):
-            who = f"{len(ranks)} learners start" if len(ranks) != 1 else f"learner {ranks[0]} starts"
-            self._book.event(job.id, "I", f"{who} on {host.name}: {answer.text}" if ranks else answer.text)
+            ranks = [learner.rank for learner in asked if learner.rank != EVALUATOR]
+            who = f"{len(ranks)} learners start" if len(ranks) > 1 else f"{called(asked[0].rank)} starts"
+            self._book.event(job.id, "I", f"{who} on {host.name}: {answer.text}")
         elif isinstance(answer, Error):
+            for learner in asked:
+                learner.state = "lost"
             self._fail(job, f"{host.name} cannot start learners: {answer.message}", now)
 
     def started(self, message: LearnerStarted, host: Host) -> None:

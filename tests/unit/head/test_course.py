@@ -174,6 +174,19 @@ def test_a_failure_of_the_node_itself(world: World) -> None:
     assert (row.state, row.reason) == ("FAILED", "too few learners: 0 of 1")
 
 
+def test_a_host_that_cannot_start_learners_fails_the_job_at_once(world: World) -> None:
+    world.register()
+    job = world.submit(2)
+    world.hello(job)
+    (ask,) = [e for e in world.take() if isinstance(e, Send) and isinstance(e.message, c.StartLearners)]
+    error = c.Error(code="config", message="there is no interpreter /no/python")
+    world.effects += world.head.answered(b"a", ask.id, error, world.now)
+    world.node_done(job, "FAILED", "told to")
+    world.node_exit(job)
+    row = world.job(job)
+    assert (row.state, row.reason) == ("FAILED", "a cannot start learners: there is no interpreter /no/python")
+
+
 # ------------------------------------------------------------------------------------------ losses
 
 

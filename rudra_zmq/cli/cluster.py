@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from rudra_zmq import paths
-from rudra_zmq.cli.places import Head
+from rudra_zmq.cli.places import Head, live_endpoint
 from rudra_zmq.config import RudraToml
 from rudra_zmq.errors import RudraError
 
@@ -48,6 +48,7 @@ class PrivateCluster:
         return self._head
 
     def __enter__(self) -> PrivateCluster:
+        _sweep(self.runtime, self.folder.parent)
         address = paths.psd_endpoint(self.runtime)
         try:
             self._start("psd", "--listen", address)
@@ -132,6 +133,14 @@ class PrivateCluster:
                 lines = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
                 said = lines[-1] if lines else f"status {child.returncode}"
                 raise RudraError(f"{name} did not start: {said}", where=str(self.folder), fix="see its log there")
+
+
+def _sweep(runtime: Path, runs: Path) -> None:
+    """Remove the sockets of private clusters that were killed: nobody else is left to do it."""
+    for folder in runtime.parent.glob("r-*"):
+        run = runs / folder.name.removeprefix("r-")
+        if folder != runtime and paths.registry_file(run).exists() and live_endpoint(run) is None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

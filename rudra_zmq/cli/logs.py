@@ -25,6 +25,7 @@ PIECE = 131072
 BEAT_S = 0.5
 PATIENCE_S = 60.0
 _NAME = re.compile(r"logs/(learner-(\d+)|evaluator|node)\.(log|out)")
+_FAILED = re.compile(r"(?:(?:learner|rank) (\d+)|evaluator) failed")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)Z ")
 
 
@@ -113,19 +114,19 @@ def parse_since(text: str) -> datetime:
         raise UsageError(f"--since {text!r} is no time", fix="use 10m, 14:30 or 2026-12-01T14:30") from None
 
 
-def _wanted(place: Head | FinishedRun, job: str, learner: str | None) -> frozenset[int] | None:
-    """The ranks to show; None for everything."""
+def _wanted(place: Head | FinishedRun, job: str, learner: str | None) -> frozenset[str] | None:
+    """The processes to show by the stem of their files; None for everything."""
     if learner is None:
         return None
     if learner == "failed":
-        reason = place.get(job).row.reason
-        ranks = frozenset(int(r) for r in re.findall(r"(?:learner|rank)[ \[]*(\d+)", reason))
-        if not ranks:
+        texts = [place.get(job).row.reason, *(e.text for e in place.events(job, 0, 0.0, "").rows if e.level == "E")]
+        failed = {m[1] or "evaluator" for text in texts for m in _FAILED.finditer(text)}
+        if not failed:
             raise NotFound(f"no learner of job {job} failed", fix="leave --learner out to see all")
-        return ranks
+        return frozenset(name if name == "evaluator" else f"learner-{name}" for name in failed)
     if not learner.isdigit():
         raise UsageError(f"--learner {learner!r}", fix='give a rank such as 0, or "failed"')
-    return frozenset({int(learner)})
+    return frozenset({f"learner-{int(learner)}"})
 
 
 class Reader:
@@ -135,11 +136,11 @@ class Reader:
         self,
         place: Head | FinishedRun,
         job: str,
-        ranks: frozenset[int] | None,
+        wanted: frozenset[str] | None,
         since: datetime | None,
         pattern: re.Pattern[str] | None,
     ) -> None:
-        self.place, self.job, self.ranks, self.since, self.pattern = place, job, ranks, since, pattern
+        self.place, self.job, self.wanted, self.since, self.pattern = place, job, wanted, since, pattern
         self.sources: dict[str, Source] = {}
         self._lost: float | None = None
 
@@ -158,8 +159,9 @@ class Reader:
     def first(self, tail: int | None) -> list[str]:
         """What is there now, all of it or the last ``tail`` lines."""
         self._look()
-        if self.ranks is not None and not self.sources:
-            raise NotFound(f"no log of learner {min(self.ranks)} in job {self.job}", fix="`rudra show` lists the files")
+        if self.wanted is not None and not self.sources:
+            what = ", ".join(sorted(self.wanted))
+            raise NotFound(f"no log of {what} in job {self.job}", fix="`rudra show` lists the files")
         lines = list(self.more())
         return lines if tail is None else lines[len(lines) - tail :] if tail else []
 
@@ -178,7 +180,7 @@ class Reader:
             match = _NAME.fullmatch(path)
             if match is None or path in self.sources:
                 continue
-            if self.ranks is not None and (match[2] is None or int(match[2]) not in self.ranks):
+            if self.wanted is not None and match[1] not in self.wanted:
                 continue
             label = f"{match[2] or match[1]}{'|' if match[3] == 'out' else ':'}"
             self.sources[path] = Source(path, label, fresh=self.since is None)

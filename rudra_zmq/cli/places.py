@@ -164,7 +164,7 @@ class Places:
     def head(self) -> Head:
         """The one head that submit and the like talk to; Unreachable with the fix where there is none."""
         state = paths.state_folder(self.settings.paths.state)
-        endpoint = _endpoint(paths.endpoint_file(state))
+        endpoint = live_endpoint(state)
         address = self._address or self.settings.head.address or (endpoint or {}).get("address", "")
         if not address or (endpoint is None and address.startswith("ipc://") and not Path(address[6:]).exists()):
             raise Unreachable(
@@ -183,7 +183,7 @@ class Places:
         for run in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []:
             if not paths.registry_file(run).exists():
                 continue
-            endpoint = _endpoint(paths.endpoint_file(run))
+            endpoint = live_endpoint(run)
             place = _run_place(run, endpoint)
             self._open.append(place)
             yield place
@@ -234,10 +234,10 @@ def _run_place(run: Path, endpoint: dict[str, str] | None) -> Head | FinishedRun
     return Head(endpoint["address"], Path(endpoint["token_file"]), of_run=True) if endpoint else FinishedRun(run)
 
 
-def _endpoint(path: Path) -> dict[str, str] | None:
-    """The endpoint file of a psd that lives, else None."""
+def live_endpoint(state: Path) -> dict[str, str] | None:
+    """What the psd of this state folder wrote of itself, None unless it lives."""
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(paths.endpoint_file(state).read_text())
         command = Path(f"/proc/{int(value['pid'])}/cmdline").read_bytes()  # empty for a zombie
     except (OSError, ValueError, KeyError):
         return None

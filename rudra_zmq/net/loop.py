@@ -139,6 +139,9 @@ class Loop:
 
     def on_signal(self, number: int, callback: Callback) -> None:
         """Calls back in the loop after signal ``number``. To be called in the main thread."""
+        # Python runs a handler between two of its steps: one that comes just before the poll would wait for its
+        # end. The C part of the handler writes to the pipe at once.
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         previous = signal.signal(number, lambda *_: self.call_soon_threadsafe(callback))
         self._signals.setdefault(number, previous)
 
@@ -215,9 +218,12 @@ class Loop:
 
     def close(self) -> None:
         """Gives descriptors and signals back; sockets are their owners' to close."""
-        if threading.current_thread() is threading.main_thread():
+        if self._signals and threading.current_thread() is threading.main_thread():
             for number, previous in self._signals.items():
                 signal.signal(number, previous)
+            other = signal.set_wakeup_fd(-1)
+            if other not in (-1, self._wake_w):
+                signal.set_wakeup_fd(other)
         self._signals.clear()
         self._timers.clear()
         self._readers.clear()

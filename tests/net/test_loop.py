@@ -102,6 +102,20 @@ def test_a_signal_is_handled_in_the_loop(net: Net) -> None:
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
+def test_a_signal_just_before_the_poll_ends_it(net: Net) -> None:
+    """The handler's C part writes to the pipe that the poll looks at, whatever Python does meanwhile."""
+    loop = Loop()
+    loop.on_signal(signal.SIGUSR1, lambda: None)
+    fd = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(fd)
+    os.write(fd, bytes([signal.SIGUSR1]))
+    begun = loop.now()
+    loop.turn(5.0)
+    assert loop.now() - begun < 4.0
+    loop.close()
+    assert signal.set_wakeup_fd(-1) == -1
+
+
 def test_a_descriptor_and_its_end(net: Net) -> None:
     loop = net.loop()
     r, w = os.pipe()

@@ -24,15 +24,21 @@ WRITE_S = 60.0
 
 
 class Ending:
-    """``progress`` makes the last figures. ``state`` is "" until the job is over."""
+    """``progress`` makes the figures, ``test`` sends the evaluator what waits. ``state`` is None until then."""
 
     def __init__(
-        self, work: Work, saving: Saving, turn: Callable[[Event], None], progress: Callable[[], Progress]
+        self,
+        work: Work,
+        saving: Saving,
+        turn: Callable[[Event], None],
+        progress: Callable[[], Progress],
+        test: Callable[[], None],
     ) -> None:
         self._work = work
         self._saving = saving
         self._turn = turn
         self._progress = progress
+        self._test = test
         self._asked: NodeStop | None = None
         self._condition = ""
         self._limit = 0.0
@@ -157,6 +163,7 @@ class Ending:
             if work.mailbox is not None and not work.evaluator_lost:
                 now = work.clock()
                 work.mailbox.put(epoch, work.sync.clock, work.model.versions.current, last=True, now=now)
+                self._test()
 
     def _export_done(self) -> bool:
         work = self._work

@@ -129,6 +129,7 @@ class Exchange:
             epoch = message.spans[0][0]
             work.figures.pushed(epoch, message.count, message.loss, message.compute_s, message.wait_s)
         elif not event.finite and message.count:
+            work.check_weights()
             session.refused += 1
             times = f" ({session.refused} so far)" if session.refused > 1 else ""
             text = f"a gradient of rank {session.rank} is NaN or infinite and is refused{times}"

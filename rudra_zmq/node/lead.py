@@ -19,14 +19,10 @@ from rudra_zmq.node.sessions import Connection, Session, Turned
 from rudra_zmq.node.testing import Testing
 from rudra_zmq.node.turns import Turns
 from rudra_zmq.node.watch import Watch
-from rudra_zmq.node.work import Work
+from rudra_zmq.node.work import Diverged, Work
 from rudra_zmq.wire.codec import CHUNK, Buffer
 from rudra_zmq.wire.messages import control
 from rudra_zmq.wire.messages import data as wire
-
-
-class Diverged(RudraError):
-    """An update gave weights that are not finite: the node ends, and goes on from the last snapshot."""
 
 
 class Lead:
@@ -40,7 +36,7 @@ class Lead:
         self.exchange = Exchange(work, self.turns.turn)
         self.testing = Testing(work, self._accuracy)
         self.watch = Watch(work, self._give_up)
-        self.ending = Ending(work, self.saving, self.turns.turn, self._progress)
+        self.ending = Ending(work, self.saving, self.turns.turn, self._progress, self.testing.next)
         self.report = Report(work, self.opening, self.saving, self.ending)
         self.turns.connect(self)
         self._last_tick = work.clock()
@@ -81,6 +77,8 @@ class Lead:
                 work.sessions.drop("unknown-peer")
             else:
                 self._learner(session, peer, message, payload)
+        except Diverged:
+            raise
         except RudraError as error:
             work.refuse(peer, error)
             who = "the evaluator" if session is None else f"rank {session.rank}"
@@ -130,6 +128,7 @@ class Lead:
                 self.testing.attached()
             case wire.TestResult():
                 self.testing.result(message)
+                self.ending.advance()
             case wire.Credit():
                 self._credit(connection.peer, message)
             case wire.Ping():

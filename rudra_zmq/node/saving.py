@@ -81,6 +81,7 @@ class Saving:
             return False
         if self.saved == sync.clock.timestamp and not finished:
             return False
+        work.check_weights()
         self._last = work.clock()
         if self._aside is None:
             self._aside = Vector(model.layout)

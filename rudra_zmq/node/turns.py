@@ -27,14 +27,10 @@ from rudra_zmq.core.events import (
 from rudra_zmq.errors import RudraError
 from rudra_zmq.node.apply import NotFinite
 from rudra_zmq.node.saving import Saving
-from rudra_zmq.node.work import Work
+from rudra_zmq.node.work import Diverged, Work
 
 if TYPE_CHECKING:
     from rudra_zmq.node.lead import Lead
-
-
-class Diverged(RudraError):
-    """An update gave weights that are not finite: the node ends, and goes on from the last snapshot."""
 
 
 Seen = Callable[[list[Action]], None]
@@ -122,11 +118,7 @@ class Turns:
         try:
             lr = work.model.applier.update(decision, work.job.sync.protocol, work.sync.global_batch)
         except NotFinite:
-            saved = "the beginning" if self.saving.saved is None else f"the snapshot at update {self.saving.saved}"
-            raise Diverged(
-                f"update {decision.update} gave weights that are not finite; the job goes on from {saved}",
-                fix="lower the learning rate, or clip the gradients (update.clip_norm)",
-            ) from None
+            raise Diverged(decision.update) from None
         work.decisions.add(decision, lr)
         work.figures.updated(decision, lr)
 

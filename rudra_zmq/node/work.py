@@ -42,6 +42,14 @@ def new_key() -> int:
     return 1 + secrets.randbelow(KEYS)
 
 
+class Diverged(RudraError):
+    """Weights are not finite any more: the node ends, and its successor goes on from the last good snapshot."""
+
+    def __init__(self, update: int) -> None:
+        fix = "lower the learning rate, or clip the gradients (update.clip_norm)"
+        super().__init__(f"at update {update} the weights are not finite; back to the last snapshot", fix=fix)
+
+
 class Head(Protocol):
     """The way to psd. Nothing here waits or raises."""
 
@@ -90,6 +98,15 @@ class Work:
     def evaluated(self) -> bool:
         """Whether the job has an evaluator: a task has, a script tests by itself."""
         return self.job.kind == "task"
+
+    def check_weights(self) -> None:
+        """Raises Diverged if the current version holds a NaN or an infinity.
+
+        Not looked at with each update: where it happens, every gradient that follows is refused.
+        """
+        assert self.model is not None and self.sync is not None
+        if not self.model.versions.current.finite():
+            raise Diverged(self.sync.clock.timestamp)
 
     def account(self) -> bool:
         """Add the time since the last call to the running time, if the job runs; whether it does."""

@@ -264,7 +264,7 @@ class Learner:
         self._dealer = self.rig.context.dealer(self.rig.address, f"l{self.rank}")
         assert self._dealer.wait_connected(PATIENCE_S)
         dealer = self._dealer
-        self.sender = BulkSender(lambda frames: dealer.send(frames), WINDOW)
+        self.sender = BulkSender(dealer.send, WINDOW)
         self.inbox = BulkInbox(self._credit, WINDOW)
 
     def _credit(self, credit: d.Credit) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def plain_loop() -> F32:
     for epoch in range(EPOCHS):
         for start in range(0, SAMPLES, 2 * MU):
             cuts = [start, min(start + MU, SAMPLES), min(start + 2 * MU, SAMPLES)]
-            spans = [(epoch, a, b) for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
+            spans = [(epoch, a, b) for a, b in pairwise(cuts) if a < b]
             count = sum(b - a for _, a, b in spans)
             g = np.zeros(10, np.float32)
             for span in spans:

@@ -1,0 +1,388 @@
+"""How jobs end: complete, by a condition, by request; the evaluator's part in it; limits of every wait."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from rudra_zmq.wire.messages import control as c
+from rudra_zmq.wire.messages import data as d
+from tests.unit.node.stage import ATTACH, Peer, Stage
+
+StageOf = Callable[..., Stage]
+
+
+def _evaluator(stage: Stage, incarnation: int = 1) -> Peer:
+    peer = Peer(stage, 0, incarnation, role="evaluator")
+    peer.hello()
+    peer.say(ATTACH)
+    return peer
+
+
+def _verdict(peer: Peer, evaluate: d.Evaluate, accuracy: float, seconds: float = 1.0) -> None:
+    peer.say(
+        d.TestResult(
+            epoch=evaluate.epoch,
+            generation=evaluate.generation,
+            timestamp=evaluate.timestamp,
+            metrics={"accuracy": accuracy},
+            seconds=seconds,
+        )
+    )
+
+
+def _epoch(stage: Stage, peer: Peer) -> None:
+    """All of an epoch by one learner."""
+    assert stage.lead.work.sync is not None
+    epoch = stage.lead.work.sync.epoch
+    while stage.lead.work.sync.epoch == epoch:
+        peer.push(1.0)
+
+
+def _done(stage: Stage) -> c.NodeDone:
+    stage.settle()
+    (done,) = stage.all(c.NodeDone)
+    return done
+
+
+# ------------------------------------------------------------------------------------------ evaluator
+
+
+def test_newest_wins_the_last_always_and_rows_are_written_as_they_settle(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=5, task=True)
+    (peer,) = stage.crew(1, samples=8)
+    evaluator = _evaluator(stage)
+    csv = stage.folder / "metrics.csv"
+    _epoch(stage, peer)
+    first = evaluator.take(d.Evaluate)
+    assert (first.epoch, first.last) == (0, False)
+    weights = evaluator.vector()
+    for _ in range(3):
+        _epoch(stage, peer)
+    assert evaluator.none(d.Evaluate) and not csv.exists()
+    np.testing.assert_array_equal(evaluator.vector(), weights)
+    _verdict(evaluator, first, 0.5)
+    assert csv.read_text().splitlines()[1].split(",")[3] == "0.5"
+    third = evaluator.take(d.Evaluate)
+    assert third.epoch == 3
+    _epoch(stage, peer)
+    assert evaluator.none(d.Evaluate)
+    peer.say(d.Bye(reason="done"))
+    stage.settle()
+    stage.pass_time(20.0)
+    assert not stage.all(c.NodeDone)
+    _verdict(evaluator, third, 0.75)
+    assert [line.split(",")[3] for line in csv.read_text().splitlines()[1:]] == ["0.5", "", "", "0.25"]
+    last = evaluator.take(d.Evaluate)
+    assert (last.epoch, last.last) == (4, True)
+    evaluator.vector()
+    assert len(evaluator.weights) == last.nbytes
+    _verdict(evaluator, last, 0.875)
+    done = _done(stage)
+    assert done.state == "DONE" and done.progress.accuracy == 0.875
+    assert [row.accuracy for row in done.progress.rows] == [0.5, None, None, 0.75, 0.875]
+    assert len(csv.read_text().splitlines()) == 6
+    evaluator.take(d.Finish)
+
+
+def test_a_result_of_nothing_is_dropped(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, task=True)
+    (peer,) = stage.crew(1, samples=8)
+    evaluator = _evaluator(stage)
+    _epoch(stage, peer)
+    evaluate = evaluator.take(d.Evaluate)
+    wrong = d.TestResult(epoch=0, generation=1, timestamp=99, metrics={"accuracy": 1.0}, seconds=1.0)
+    evaluator.say(wrong)
+    assert stage.drops()["foreign-result"] == 1
+    _verdict(evaluator, evaluate, 0.5)
+    _verdict(evaluator, evaluate, 1.0)
+    assert stage.drops()["foreign-result"] == 2
+    assert stage.lead.report.progress().accuracy == 0.5
+
+
+def test_an_evaluator_that_dies_is_replaced(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=1, task=True)
+    (peer,) = stage.crew(1, samples=8)
+    old = _evaluator(stage)
+    _epoch(stage, peer)
+    old.take(d.Evaluate)
+    peer.say(d.Bye(reason="done"))
+    stage.lead.command(c.LearnerGone(rank=0, incarnation=1, kind="lost", respawn=True, evaluator=True))
+    stage.settle()
+    stage.pass_time(15.0)
+    assert not stage.all(c.NodeDone)
+    new = _evaluator(stage, incarnation=2)
+    _verdict(new, new.take(d.Evaluate), 0.5)
+    assert _done(stage).progress.accuracy == 0.5
+
+
+@pytest.mark.parametrize("how", ["gone", "silent", "never came"])
+def test_an_evaluator_that_says_nothing_does_not_hold_the_end_for_ever(stage_of: StageOf, how: str) -> None:
+    stage = stage_of(count=1, epochs=1, task=True)
+    (peer,) = stage.crew(1, samples=8)
+    if how != "never came":
+        _evaluator(stage)
+    _epoch(stage, peer)
+    peer.say(d.Bye(reason="done"))
+    stage.settle()
+    if how == "gone":
+        stage.lead.command(c.LearnerGone(rank=0, incarnation=1, kind="lost", respawn=False, evaluator=True))
+        assert stage.events("the evaluator is gone for good")
+    else:
+        stage.pass_time(29.0)
+        assert not stage.all(c.NodeDone)
+        stage.pass_time(2.0)
+        assert stage.events("no test result of epoch 1")
+    stage.pass_time(1.0)
+    assert _done(stage).state == "DONE"
+
+
+def test_an_evaluators_death_is_not_a_learners(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, task=True)
+    (peer,) = stage.crew(1, samples=8)
+    _evaluator(stage)
+    stage.lead.command(c.LearnerGone(rank=0, incarnation=1, kind="lost", respawn=True, evaluator=True))
+    stage.pass_time(20.0, alive=[peer])
+    assert stage.lead.work.sessions.at(0) is not None and not stage.all(c.NodeFence)
+
+
+def test_a_chatty_evaluator_is_no_sign_of_life_of_rank_0(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, task=True)
+    stage.crew(1)
+    evaluator = _evaluator(stage)
+    stage.pass_time(12.0, alive=[evaluator])
+    assert len(stage.all(c.NodeFence)) == 1
+
+
+# ---------------------------------------------------------------------------------------- conditions
+
+
+def test_the_chief_of_a_script_tests_by_itself(stage_of: StageOf) -> None:
+    stage = stage_of(protocol="async", sync="n = 2", epochs=3, job="stop = {accuracy = 0.9}")
+    zero, one = stage.crew(2, samples=8, prefetch=0)
+    zero.push()
+    one.push()
+    one.say(d.Log(metrics={"accuracy": 0.99}, epoch=0))  # not the chief
+    zero.say(d.Log(metrics={"accuracy": 0.5, "loss": 2.0}, epoch=0))
+    assert stage.lead.report.progress().rows[0].accuracy == 0.5
+    assert not stage.lead.ending.draining
+    zero.say(d.Log(metrics={"accuracy": 0.95}, epoch=1))
+    assert stage.events("ends: accuracy 0.9500 reached 0.9")
+
+
+def test_a_condition_drains_and_the_end_is_done(stage_of: StageOf) -> None:
+    stage = stage_of(count=2, epochs=9, protocol="async", sync="n = 2", job='stop = {time = "30s"}', task=True)
+    evaluator = _evaluator(stage)
+    zero, one = stage.crew(2, samples=16)
+    zero.push()
+    stage.pass_time(30.5, alive=[zero, one])
+    assert stage.events("ends: time is up (30s)")
+    assert isinstance(zero.box[-1], d.Pong) and zero.box[-1].stop
+    assert not stage.lead.ending.over  # two steps are under way
+    zero.push()
+    one.push()
+    assert zero.hear().done and one.hear().done
+    stage.settle()
+    zero.say(d.Bye(reason="done"))
+    one.say(d.Bye(reason="done"))
+    evaluate = evaluator.take(d.Evaluate)  # the weights of the end are tested though the epoch was cut short
+    assert evaluate.last
+    _verdict(evaluator, evaluate, 0.5)
+    done = _done(stage)
+    assert (done.state, done.reason) == ("DONE", "time is up (30s)")
+    assert done.progress.accuracy == 0.5 and 30.0 <= done.progress.seconds < 31.0
+    assert [(row.epoch, row.samples) for row in done.progress.rows] == [(0, 12)]
+
+
+def test_updates_are_a_condition(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=9, job="stop = {updates = 3}")
+    (peer,) = stage.crew(1)
+    for _ in range(3):
+        peer.push()
+    assert peer.hear().done
+    stage.settle()
+    peer.say(d.Bye(reason="done"))
+    done = _done(stage)
+    assert (done.state, done.reason, done.progress.updates) == ("DONE", "3 updates are made", 3)
+    weights = safetensors.numpy.load_file(stage.folder / "weights.safetensors")["w"]
+    np.testing.assert_array_equal(weights, 1.0 - 3 * 0.5)
+
+
+# ------------------------------------------------------------------------------------------- requests
+
+
+def test_a_stop_waits_for_the_step_and_the_snapshot(stage_of: StageOf) -> None:
+    stage = stage_of(snapshot="auto")
+    zero, one = stage.crew(2)
+    zero.push()
+    stage.lead.command(c.NodeStop(now=False, state="STOPPED", reason="asked to"))
+    stage.settle()
+    assert not stage.lead.ending.over
+    one.push()
+    assert zero.hear().done and one.hear().done
+    stage.settle()
+    zero.say(d.Bye(reason="done"))
+    one.say(d.Bye(reason="done"))
+    done = _done(stage)
+    assert (done.state, done.reason, done.progress.updates) == ("STOPPED", "asked to", 1)
+    assert (stage.folder / "snapshots" / "1-1" / "manifest.json").exists()
+    assert (stage.folder / "weights.safetensors").exists()
+
+
+def test_a_step_that_never_ends_holds_a_stop_for_half_a_minute(stage_of: StageOf) -> None:
+    stage = stage_of(snapshot="auto")
+    zero, one = stage.crew(2)
+    zero.push()
+    stage.lead.command(c.NodeStop(now=False, state="STOPPED", reason="asked to"))
+    stage.pass_time(29.0, alive=[zero, one])
+    assert not stage.lead.ending.over
+    stage.pass_time(1.5, alive=[zero, one])
+    assert stage.events("a step takes longer than 30 s")
+    stage.settle()
+    stage.pass_time(5.5, alive=[zero, one])
+    done = _done(stage)
+    assert (done.state, done.progress.updates) == ("STOPPED", 0)
+    names = [p.name for p in (stage.folder / "snapshots").iterdir()]
+    assert names == ["1-0"]
+    state = json.loads((stage.folder / "snapshots/1-0/state.json").read_text())
+    assert state["sync"]["samples_applied"] == 0 and not state["finished"]
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_now_is_at_once(stage_of: StageOf, second: bool) -> None:
+    stage = stage_of(snapshot="auto")
+    zero, _ = stage.crew(2)
+    zero.push()
+    stage.settle()
+    if second:
+        stage.lead.command(c.NodeStop(now=False, state="STOPPED", reason="asked to"))
+    stage.lead.command(c.NodeStop(now=not second, state="FAILED", reason="learner 1: ValueError"))
+    (done,) = stage.all(c.NodeDone)
+    assert (done.state, done.reason) == ("FAILED", "learner 1: ValueError")
+    assert [p.name for p in (stage.folder / "snapshots").iterdir()] == ["1-0"]
+    assert not (stage.folder / "weights.safetensors").exists()
+
+
+def test_a_stop_before_anything_began(stage_of: StageOf) -> None:
+    stage = stage_of()
+    stage.lead.command(c.NodeStop(now=False, state="STOPPED", reason="asked to"))
+    assert _done(stage).state == "STOPPED"
+
+
+def test_learners_that_do_not_leave_are_not_waited_for(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=1)
+    (peer,) = stage.crew(1, samples=8)
+    _epoch(stage, peer)
+    stage.settle()
+    stage.pass_time(4.0, alive=[peer])
+    assert not stage.all(c.NodeDone)
+    stage.pass_time(1.5, alive=[peer])
+    assert _done(stage).state == "DONE"
+
+
+def test_the_final_weights_go_to_every_learner(stage_of: StageOf) -> None:
+    """A script may test what it trained after its loop."""
+    stage = stage_of(epochs=1)
+    zero, one = stage.crew(2, samples=8)
+    zero.push(1.0)
+    one.push(3.0)
+    for peer in (zero, one):
+        grant = peer.hear()
+        assert grant.done and not grant.leases
+        np.testing.assert_array_equal(peer.vector(), 0.0)
+
+
+# ------------------------------------------------------------------------------------------- snapshots
+
+
+def test_snapshots_of_auto(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, snapshot="auto", epochs=3)
+    (peer,) = stage.crew(1, samples=8)
+    stage.settle()
+    saved = stage.lead.saving
+    assert saved.saved == 0  # version 0
+    saved._cost = 0.2
+    _epoch(stage, peer)
+    stage.settle()
+    assert saved.saved == 0  # not within fifty times what one costs
+    stage.now += 11
+    peer.ping()
+    _epoch(stage, peer)
+    stage.settle()
+    assert saved.saved == 4
+    saved._cost = 0.2
+    peer.push()
+    stage.pass_time(290.0, alive=[peer])
+    assert saved.saved == 4
+    stage.pass_time(12.0, alive=[peer])
+    stage.settle()
+    assert saved.saved == 5 and stage.lead.report.progress().snapshot_age is not None
+
+
+def test_none_is_none(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, snapshot="none", epochs=1)
+    (peer,) = stage.crew(1, samples=8)
+    _epoch(stage, peer)
+    stage.settle()
+    peer.say(d.Bye(reason="done"))
+    assert _done(stage).progress.snapshot_age is None
+    assert not (stage.folder / "snapshots").exists()
+
+
+def test_a_restart_goes_on_where_the_snapshot_was(stage_of: StageOf) -> None:
+    one = stage_of(count=2, protocol="softsync", snapshot="1ms", epochs=2, task=True)
+    zero, other = one.crew(2, samples=16)
+    for _ in range(3):
+        zero.push(1.0)
+        one.settle()
+        one.now += 1
+        other.push(2.0)
+        one.settle()
+    weights = zero.hear() and zero.vector()
+    figures = one.lead.report.progress()
+    two = stage_of(count=2, protocol="softsync", snapshot="1ms", epochs=2, task=True, generation=2, resume=True)
+    assert two.events("goes on from update 3 (snapshot 1-3)")
+    peer = Peer(two, 0, incarnation=2)
+    peer.hello()
+    welcome = peer.take(d.Welcome)
+    assert (welcome.generation, welcome.timestamp) == (2, 3)
+    peer.say(ATTACH)
+    ready = peer.ready()
+    assert (ready.generation, ready.timestamp) == (2, 3)
+    np.testing.assert_array_equal(peer.vector(), weights)
+    again = two.lead.report.progress()
+    for name in ("updates", "samples", "applied", "lr", "loss", "staleness_mean", "seconds", "rows", "histogram"):
+        assert getattr(again, name) == getattr(figures, name), name
+    line = json.loads((one.folder / "decisions.jsonl").read_text().splitlines()[-1])
+    assert line == {"restored": 3, "generation": 2}
+    peer.say(d.Data(samples=17, minibatch=0))
+    assert "17 samples here, 16" in peer.take(d.Refused).message
+    stranger = Peer(two, 1, incarnation=2)
+    stranger.hello()
+    stranger.say(d.Attach(params=[d.TensorSpec("v", [4], "float32")]))
+    assert "parameter v: here alone" in stranger.take(d.Refused).message
+
+
+def test_no_snapshot_at_all_begins_anew(stage_of: StageOf) -> None:
+    stage = stage_of(generation=3, resume=True)
+    assert stage.events("no snapshot: the job begins anew")
+    assert json.loads((stage.folder / "decisions.jsonl").read_text()) == {"restored": 0, "generation": 3}
+    crew = stage.crew(2)
+    assert crew[0].hear().generation == 3
+
+
+def test_a_full_disk_is_a_warning(stage_of: StageOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stage_of(count=1, snapshot="auto")
+    folder = Path(stage.folder / "snapshots")
+    folder.write_text("in the way")
+    (peer,) = stage.crew(1)
+    stage.settle()
+    assert stage.events("snapshot at update 0 not written") and stage.events("training goes on")
+    peer.push()
+    assert peer.hear().verdict == "accepted"
+    assert stage.lead.saving.saved is None

@@ -1,0 +1,255 @@
+"""From the first Hello to the first lease: signatures, version 0, rules, data, who is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from rudra_zmq.wire.messages import control as c
+from rudra_zmq.wire.messages import data as d
+from tests.unit.node.stage import ATTACH, Peer, Stage
+
+StageOf = Callable[..., Stage]
+
+
+def _attached(stage: Stage, rank: int, incarnation: int = 1) -> Peer:
+    peer = Peer(stage, rank, incarnation)
+    peer.hello()
+    peer.say(ATTACH)
+    return peer
+
+
+# ---------------------------------------------------------------------------------------------- hello
+
+
+def test_welcome_says_what_a_session_needs(stage_of: StageOf) -> None:
+    stage = stage_of()
+    peer = Peer(stage, 1)
+    peer.hello()
+    welcome = peer.take(d.Welcome)
+    assert (welcome.generation, welcome.timestamp, welcome.lam) == (1, 0, 2)
+    assert welcome.job == stage.spec.toml and not welcome.chief
+    first = Peer(stage, 0)
+    first.hello()
+    assert first.take(d.Welcome).chief
+
+
+def test_who_is_turned_away_hears_why_and_is_counted(stage_of: StageOf) -> None:
+    stage = stage_of()
+    for n, (other, code, reason) in enumerate(
+        [({"token": "x"}, "security", "bad-token"), ({"job": "ffffff"}, "rejected", "wrong-job")]
+    ):
+        peer = Peer(stage, n, name=f"stranger-{n}")
+        peer.hello(**other)
+        assert peer.take(d.Refused).code == code
+        assert stage.drops()[reason] == 1
+        peer.say(ATTACH)
+        peer.say(d.Ping())
+    assert stage.drops()["unknown-peer"] == 4
+    assert len(stage.lead.work.post) == 0 and stage.lead.work.model is None
+
+
+# ------------------------------------------------------------------------------------------ version 0
+
+
+def test_the_lowest_rank_uploads_once_all_are_here(stage_of: StageOf) -> None:
+    stage = stage_of(count=3)
+    two, one = _attached(stage, 2), _attached(stage, 1)
+    assert two.none(d.SendInit) and one.none(d.SendInit)
+    zero = _attached(stage, 0)
+    assert two.none(d.SendInit) and one.none(d.SendInit)
+    zero.upload(7.0)
+    for peer in (zero, one, two):
+        ready = peer.ready()
+        assert (ready.generation, ready.timestamp, ready.nbytes) == (1, 0, 16)
+        np.testing.assert_array_equal(peer.vector(), 7.0)
+    assert stage.events("version 0 from rank 0")
+
+
+def test_the_next_rank_uploads_if_the_first_dies(stage_of: StageOf) -> None:
+    stage = stage_of(count=3, learners="min = 2")
+    peers = [_attached(stage, rank) for rank in range(3)]
+    init = peers[0].take(d.SendInit)
+    peers[0].say(d.Chunk(key=init.key, offset=0), b"x" * 8)
+    stage.lead.command(c.LearnerGone(rank=0, incarnation=1, kind="lost", respawn=True))
+    assert peers[1].none(d.SendInit)  # one is missing again
+    again = _attached(stage, 0, incarnation=2)
+    again.upload(3.0)
+    np.testing.assert_array_equal(peers[1].ready() and peers[1].vector(), 3.0)
+
+
+def test_an_uploader_that_reconnects_is_asked_again(stage_of: StageOf) -> None:
+    stage = stage_of(count=1)
+    first = _attached(stage, 0)
+    first.take(d.SendInit)
+    other = Peer(stage, 0, name="second-socket")
+    other.hello()
+    other.say(ATTACH)
+    other.upload(5.0)
+    other.ready()
+    np.testing.assert_array_equal(other.vector(), 5.0)
+
+
+def test_weights_with_a_nan_are_no_version_0(stage_of: StageOf) -> None:
+    stage = stage_of(count=2)
+    peers = [_attached(stage, rank) for rank in range(2)]
+    peers[0].upload(float("nan"))
+    refused = peers[0].take(d.Refused)
+    assert "w of rank 0 is NaN or infinite" in refused.message
+    peers[1].upload(2.0)
+    np.testing.assert_array_equal(peers[1].ready() and peers[1].vector(), 2.0)
+
+
+def test_version_0_from_a_file(stage_of: StageOf, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    safetensors.numpy.save_file({"w": np.arange(4, dtype=np.float32)}, path)
+    stage = stage_of(job=f'init = "{path}"')
+    peer = _attached(stage, 1)
+    peer.ready()
+    np.testing.assert_array_equal(peer.vector(), [0, 1, 2, 3])
+
+
+def test_a_file_that_is_not_there_fails_the_job(stage_of: StageOf, tmp_path: Path) -> None:
+    stage = stage_of(job=f'init = "{tmp_path}/absent.safetensors"')
+    _attached(stage, 0)
+    stage.pass_time(6.0)
+    done = stage.all(c.NodeDone)
+    assert [m.state for m in done] == ["FAILED"] and "No such file" in done[0].reason and "Fix:" in done[0].reason
+
+
+def test_another_model_is_refused_with_the_difference(stage_of: StageOf) -> None:
+    stage = stage_of()
+    _attached(stage, 0)
+    other = Peer(stage, 1)
+    other.hello()
+    other.say(d.Attach(params=[d.TensorSpec("w", [2, 2], "float32"), d.TensorSpec("b", [1], "float32")]))
+    refused = other.take(d.Refused)
+    assert "shape [2, 2] here, [4] there" in refused.message and "parameter b: here alone" in refused.message
+    assert stage.events("rank 1 is refused")
+
+
+def test_the_memory_that_is_needed_is_said_beforehand(stage_of: StageOf) -> None:
+    stage = stage_of(count=4, snapshot="auto", task=True)
+    _attached(stage, 0)
+    (text,) = stage.events("the node takes up to")
+    # 8 slots, 6 versions, accumulator (sgd has no state), 2 for the evaluator, 1 + 1 aside; 16 bytes each
+    assert "model of 4 parameters" in text and "slots 128 B, versions 96 B, state 16 B, evaluator 32 B" in text
+
+
+# ---------------------------------------------------------------------------------------- rule and data
+
+
+def test_a_script_brings_its_rule(stage_of: StageOf) -> None:
+    stage = stage_of(update="")
+    crew = [_attached(stage, rank) for rank in range(2)]
+    crew[0].upload(1.0)
+    for peer in crew:
+        peer.ready()
+    crew[0].say(d.Data(samples=32, minibatch=0))
+    assert "there is no rule" in crew[0].take(d.Refused).message
+    rule = d.Rule(rule="momentum", momentum=0.5, groups=[d.GroupRates(0, 4, 0.25, 0.0)])
+    for peer in crew:
+        peer.say(rule)
+        assert peer.take(d.RuleReply) == d.RuleReply(accepted=True, rule="momentum")
+    third = d.Rule(rule="sgd", groups=[d.GroupRates(0, 4, 0.25, 0.0)])
+    crew[1].say(third)
+    assert "another optimizer" in crew[1].take(d.Refused).message
+    for peer in crew:
+        peer.say(d.Data(samples=32, minibatch=0))
+    assert stage.events("global batch 8, rate 0.25")
+    crew[0].push(1.0, rates=[0.125])
+    crew[1].push(1.0)
+    crew[0].hear()
+    np.testing.assert_array_equal(crew[0].vector(), 1.0 - 0.125)
+    crew[0].push(1.0, rates=[0.1, 0.2])  # not one for each group
+    assert stage.drops()["bad-rates"] == 1
+
+
+def test_the_job_files_rule_wins_and_that_is_said(stage_of: StageOf) -> None:
+    stage = stage_of(count=1)
+    peer = _attached(stage, 0)
+    peer.upload()
+    peer.ready()
+    peer.say(d.Rule(rule="adam", groups=[d.GroupRates(0, 4, 0.001, 0.0)]))
+    assert peer.take(d.RuleReply) == d.RuleReply(accepted=False, rule="sgd")
+    assert len(stage.events("the job file's rule sgd wins")) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        ({"samples": 3}, "mini-batch of 4 samples is larger than the data (3)"),
+        ({"samples": 32, "minibatch": 40}, "mini-batch of 40 samples is larger"),
+        ({"samples": 32, "minibatch": 10, "accumulate": 4}, "mini-batch of 40 samples is larger"),
+        ({"samples": 31}, "31 samples here, 32 at the learners before"),
+    ],
+)
+def test_data_that_does_not_fit(stage_of: StageOf, data: dict[str, int], word: str) -> None:
+    stage = stage_of()
+    peers = [_attached(stage, rank) for rank in range(2)]
+    peers[0].upload()
+    for peer in peers:
+        peer.ready()
+    peers[0].say(d.Data(samples=32, minibatch=0))
+    peers[1].say(d.Data(**({"minibatch": 0} | data)))
+    assert word in peers[1].take(d.Refused).message
+
+
+def test_accumulation_makes_the_mini_batch_larger(stage_of: StageOf) -> None:
+    stage = stage_of(protocol="async", sync="n = 2")
+    one, _ = stage.crew(2, minibatch=2, accumulate=3, prefetch=0)
+    assert one.hear().leases == [[(0, 0, 6)]]
+
+
+# ---------------------------------------------------------------------------------------------- start
+
+
+def test_all_are_waited_for_then_it_starts_with_those_who_are_here(stage_of: StageOf) -> None:
+    stage = stage_of(count=3, protocol="softsync", learners='deadline = "30s"\nmin = 2')
+    stage.pass_time(2.0)
+    assert stage.state() == "STARTING"
+    peers = [_attached(stage, rank) for rank in (0, 2)]
+    stage.pass_time(10.0, alive=peers)
+    assert stage.state() == "WAITING"
+    assert stage.lead.report.state[1] == "2/3 learners (rank 1 missing, 10 s of 30 s)"
+    assert peers[0].none(d.SendInit)
+    stage.pass_time(20.5, alive=peers)
+    peers[0].upload()
+    for peer in peers:
+        peer.ready()
+        peer.say(d.Data(samples=32, minibatch=0))
+    assert all(peer.hear().lam == 2 for peer in peers)
+    assert stage.state() == "RUNNING"
+    late = _attached(stage, 1)
+    late.ready()
+    late.say(d.Data(samples=32, minibatch=0))
+    assert late.hear().lam == 3 and stage.events("lambda 3, n 1, c 3")
+
+
+def test_too_few_at_the_deadline_is_a_failure_with_who_is_missing(stage_of: StageOf) -> None:
+    stage = stage_of(count=3, learners='deadline = "30s"\nmin = 2')
+    one = _attached(stage, 0)
+    stage.pass_time(36.0, alive=[one])
+    done = stage.all(c.NodeDone)
+    assert [m.state for m in done] == ["FAILED"]
+    assert done[0].reason == "1 of at least 2 learners came: ranks 1, 2 missing, 30 s of 30 s"
+
+
+def test_nobody_at_all_is_waited_for_twice_as_long(stage_of: StageOf) -> None:
+    stage = stage_of(learners='deadline = "30s"')
+    stage.pass_time(59.0)
+    assert not stage.all(c.NodeDone)
+    stage.pass_time(7.0)
+    assert [m.state for m in stage.all(c.NodeDone)] == ["FAILED"]
+
+
+def test_the_global_batch_and_rate_are_said_at_start(stage_of: StageOf) -> None:
+    stage = stage_of(
+        update='rule = "sgd"\nlr = 0.1\nreference_batch = 2\nscaling = "sqrt"\nschedule = {kind = "constant"}'
+    )
+    stage.crew(2)
+    assert stage.events("hardsync: lambda 2, n 1, c 2; global batch 8, rate 0.2")

@@ -343,7 +343,8 @@ def test_a_restart_goes_on_where_the_snapshot_was(stage_of: StageOf) -> None:
         one.now += 1
         other.push(2.0)
         one.settle()
-    weights = zero.hear() and zero.vector()
+    assert one.lead.work.model is not None
+    weights = one.lead.work.model.versions.current.params.copy()
     figures = one.lead.report.progress()
     two = stage_of(count=2, protocol="softsync", snapshot="1ms", epochs=2, task=True, generation=2, resume=True)
     assert two.events("goes on from update 3 (snapshot 1-3)")

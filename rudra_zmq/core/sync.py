@@ -23,6 +23,7 @@ from rudra_zmq.core.events import (
     Finished,
     Join,
     Leave,
+    Members,
     Push,
     Start,
     Tick,
@@ -109,6 +110,11 @@ class Sync:
     def global_batch(self) -> int:
         """Samples of one gradient from each of lambda learners."""
         return self._common.force.global_batch
+
+    @property
+    def force(self) -> Members:
+        """lambda, n, c, global batch and protocol in force, at once."""
+        return self._common.force
 
     @property
     def epoch(self) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from rudra_zmq import log
-from rudra_zmq.errors import RudraError, Unreachable, UsageError
+from rudra_zmq.errors import RudraError, UsageError
 from rudra_zmq.learner import workers
 from rudra_zmq.learner.attach import AttachedModel
 from rudra_zmq.learner.batches import Batches, LeaseSampler, Options
@@ -32,6 +32,7 @@ Model = TypeVar("Model", bound=nn.Module)
 SPEC = "RUDRA_LEARNER"
 
 _log = log.get()
+_has_joined = False
 
 
 class Learner:
@@ -220,13 +221,15 @@ class Learner:
     def leave(self, error: BaseException | None) -> None:
         """The end of the `with` block: good-bye to the job, by what became of it."""
         done = self._session is not None and self._session.done
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-            if not done:
-                _log.info("the script ended before the job did", epoch=self.epoch)
-            self._exchange.leave("done" if done else "drain")
-        elif not isinstance(error, Unreachable):
-            lines = traceback.format_exception_only(type(error), error)
-            self._exchange.leave("failed", str(error) if isinstance(error, RudraError) else lines[-1].strip())
+        reason, text = "done" if done else "drain", ""
+        if isinstance(error, RudraError):
+            reason, text = "failed", str(error)
+        elif error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            reason, text = "failed", traceback.format_exception_only(type(error), error)[-1].strip()
+        elif not done:
+            _log.info("the script ended before the job did", epoch=self.epoch)
+        self._exchange.leave(reason, text)
+        _log.info("ended", reason=reason, gradients=self._session.pushed if self._session is not None else 0)
 
     def close(self) -> None:
         """End workers, threads and sockets."""
@@ -246,9 +249,13 @@ def join(*, epochs: int | None = None, minibatch: int | None = None, seed: int |
     if workers.in_worker():
         fix = 'put what only the learner does under if __name__ == "__main__":'
         raise UsageError("join() in a process that multiprocessing started", fix=fix)
+    global _has_joined
+    if _has_joined:
+        raise UsageError("this process has joined its job already", where="rudra.join()", fix="join once, and keep it")
     given = {"epochs": epochs, "minibatch": minibatch, "seed": seed}
     spec = os.environ.get(SPEC)
     if spec is not None:
+        _has_joined = True
         from rudra_zmq.learner.member import joined
 
         with joined(Path(spec), {name: value for name, value in given.items() if value is not None}) as learner:

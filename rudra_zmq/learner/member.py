@@ -20,7 +20,7 @@ from types import FrameType
 import torch
 
 from rudra_zmq import log
-from rudra_zmq.errors import RudraError, UsageError
+from rudra_zmq.errors import RudraError
 from rudra_zmq.learner.join import SPEC, Learner
 from rudra_zmq.learner.line import NodeLost
 from rudra_zmq.learner.remote import Leaving, RemoteExchange
@@ -30,16 +30,11 @@ from rudra_zmq.learner.spec import LearnerSpec, read_spec
 EXIT_NODE_LOST = 75
 
 _log = log.get()
-_was_here = False
 
 
 @contextmanager
 def joined(path: Path, ignored: Mapping[str, object]) -> Iterator[Learner]:
     """The `with` block of a script in a job. `ignored`: arguments of join() that the job file overrules."""
-    global _was_here
-    if _was_here:
-        raise UsageError("this process has joined its job already", where="rudra.join()", fix="join once, and keep it")
-    _was_here = True
     os.environ.pop(SPEC, None)  # what this process starts is not this learner
     with ending():
         spec = read_spec(path)
@@ -63,7 +58,7 @@ def joined(path: Path, ignored: Mapping[str, object]) -> Iterator[Learner]:
 
 def set_up(spec: LearnerSpec) -> None:
     """Log and threads."""
-    log.setup(f"{spec.role}[{spec.rank}]", file=Path(spec.log))
+    log.setup("evaluator" if spec.role == "evaluator" else f"learner[{spec.rank}]", file=Path(spec.log))
     torch.set_num_threads(spec.threads)
     _log.info("started", job=spec.job, incarnation=spec.incarnation, pid=os.getpid(), threads=spec.threads)
 

@@ -38,6 +38,7 @@ def main() -> int:
     except RudraError as error:
         print(f"rudra: {error}", file=sys.stderr, flush=True)
         return error.exit_status
+    sys.path.insert(0, spec.cwd)  # a task may lie beside the job file, as a script's own modules do
     # An evaluator needs a model and data to test on: a task has them.
     if spec.role == "evaluator":
         from rudra_zmq.learner.evaluate import evaluate

@@ -84,7 +84,7 @@ class Session:
         self.seq = 0
         self.rates: tuple[float, ...] | None = None  # the script's, where its optimizer rules
         self._clock = Clock(0, 0)
-        self._pushed = 0
+        self.pushed = 0  # gradients and skips, of this incarnation
         self._held: deque[Lease] = deque()
         self._batches: deque[Batch] = deque()  # the rest of the lease under way
         self._begun: list[Begun] = []
@@ -107,7 +107,7 @@ class Session:
         self._size = minibatch or self.exchange.job.minibatch
         self._accumulate = accumulate
         answer = self._call(lambda: self.exchange.begin(samples, minibatch, accumulate, prefetch))
-        self._pushed = answer.ack
+        self.pushed = answer.ack
         self._take(answer)
 
     @property
@@ -143,7 +143,7 @@ class Session:
         batch = self._batches.popleft()
         self._open.append(batch)
         self._before = Mark(self.model.grads())
-        self.seq = self._pushed + 1
+        self.seq = self.pushed + 1
         return batch
 
     def _cut(self, lease: Lease) -> list[tuple[Span, ...]]:
@@ -251,11 +251,11 @@ class Session:
 
     def _exchange(self, gradient: Gradient) -> None:
         self._sum = _Sum()
-        self._pushed += 1
+        self.pushed += 1
         answer = self._call(lambda: self.exchange.push(gradient))
         self._report(gradient, answer)
         if answer.verdict not in ("", "accepted", "skipped"):
-            _log.warning("gradient not applied", seq=self._pushed, verdict=answer.verdict)
+            _log.warning("gradient not applied", seq=self.pushed, verdict=answer.verdict)
         self._take(answer)
         if self.exchange.leaving and not self.done:
             self.exchange.leave("drain")
@@ -300,7 +300,7 @@ class Session:
         pairs = {} if gradient.loss is None else {"loss": f"{gradient.loss:.4f}"}
         speed = round(self._since_samples / seconds)
         epoch, version = gradient.spans[0].epoch, answer.clock.timestamp
-        _log.info("progress", epoch=epoch, step=self._pushed, version=version, samples_per_s=speed, **pairs)
+        _log.info("progress", epoch=epoch, step=self.pushed, version=version, samples_per_s=speed, **pairs)
         self._since, self._since_samples = time.monotonic(), 0
 
     def _once(self, sentence: str, **pairs: object) -> None:

@@ -39,7 +39,8 @@ def stop_here() -> None:
 
 def in_worker() -> bool:
     """Whether this process was started by multiprocessing."""
-    return multiprocessing.parent_process() is not None
+    # The first is so once it runs, the second while it unpickles what it is to run.
+    return multiprocessing.parent_process() is not None or hasattr(multiprocessing.current_process(), "_inheriting")
 
 
 def context() -> BaseContext:

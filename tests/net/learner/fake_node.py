@@ -68,11 +68,13 @@ class Peer:
 class FakeNode:
     """`heard` has every message but chunks, credit and pings, in order, of all its lives."""
 
-    def __init__(self, folder: Path, *, generation: int = 1, ping_s: float = 0.05, liveness_s: float = 1.0) -> None:
+    def __init__(
+        self, folder: Path, *, generation: int = 1, ping_s: float = 0.05, liveness_s: float = 1.0, toml: str = TOML
+    ) -> None:
         self.folder = folder
         self.generation = generation
         self.timestamp = 0
-        self.ping_s, self.liveness_s = ping_s, liveness_s
+        self.ping_s, self.liveness_s, self.toml = ping_s, liveness_s, toml
         self.heard: list[Message] = []
         self.pings = 0
         self.stop = False
@@ -232,7 +234,7 @@ class FakeNode:
     def welcome(self, **other: Any) -> Welcome:
         """The greeting."""
         fields: dict[str, Any] = {
-            "generation": self.generation, "timestamp": self.timestamp, "job": TOML, "lam": 1, "chunk": CHUNK,
+            "generation": self.generation, "timestamp": self.timestamp, "job": self.toml, "lam": 1, "chunk": CHUNK,
             "credit": WINDOW, "ping_s": self.ping_s, "liveness_s": self.liveness_s, "chief": True,
         }  # fmt: skip
         return Welcome(**{**fields, **other})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -264,7 +265,7 @@ def test_weights_of_the_wrong_size_are_not_taken(node: FakeNode, connect: Connec
 
 
 def test_nobody_there_is_one_line_with_the_address_and_a_loss(folder: Any) -> None:
-    (folder / "node.json").write_text('{"addresses": ["ipc:///%s/none"], "generation": 1}' % folder)
+    (folder / "node.json").write_text(json.dumps({"addresses": [f"ipc://{folder}/none"], "generation": 1}))
     with pytest.raises(NodeLost) as error:
         RemoteExchange(spec_in(folder), give_up_s=0.5)
     text = str(error.value)

@@ -5,6 +5,7 @@ Owns their folders and processes. Knows nothing of the job that they run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -69,6 +70,8 @@ class PrivateCluster:
         for child in reversed(self._children):
             _end(child)
         shutil.rmtree(self.runtime, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others are in it, or systemd's session owns it
+            self.runtime.parent.rmdir()
         if self._fresh and not self.submitted:
             shutil.rmtree(self.folder, ignore_errors=True)  # a run that never came to be leaves nothing
 

@@ -26,7 +26,10 @@ from rudra_zmq.tasks import data
 
 HERE = Path(__file__).parent
 FOLDER_MARKS = ("unit", "net", "e2e", "hosts", "gpu")
-SHARED_PLACES = (("/dev/shm", "rudra*"), ("/tmp", "rudra-*"), (f"/run/user/{os.getuid()}", "rudra*"))
+SHARED_PLACES = [("/dev/shm", "rudra*"), ("/tmp", "rudra-[!0-9]*")]
+if os.environ.get("CI"):
+    # A person's own runtime folder: elsewhere they may start daemons of their own while the tests run.
+    SHARED_PLACES += [("/tmp", f"rudra-{os.getuid()}/*"), (f"/run/user/{os.getuid()}", "rudra/*")]
 # Helpers of multiprocessing that serve this very process and end with it.
 SERVANTS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 GRACE_S = 3.0
@@ -94,7 +97,13 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _shared_entries() -> set[str]:
-    return {str(path) for folder, pattern in SHARED_PLACES for path in Path(folder).glob(pattern)}
+    entries = set()
+    for folder, pattern in SHARED_PLACES:
+        for path in Path(folder).glob(pattern):
+            with contextlib.suppress(FileNotFoundError):
+                if path.lstat().st_uid == os.getuid():
+                    entries.add(str(path))
+    return entries
 
 
 def _processes_left(root: Path) -> dict[int, str]:

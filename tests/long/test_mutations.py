@@ -27,8 +27,8 @@ def test_changes_of_sync_and_ledger_are_noticed(tmp_path: Path) -> None:
     for name in ("rudra_zmq", "tests"):
         shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=ignore)
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
-    # CI fixes Hypothesis' seed; the inner sessions' own folders go where ours is removed, however they end.
-    env = {**os.environ, "CI": "true", "RUDRA_TEST_ROOT": str(tmp_path), "NO_COLOR": "1"}
+    # The inner sessions' own folders go where ours is removed, however they end.
+    env = {**os.environ, "RUDRA_TEST_ROOT": str(tmp_path)}
     mutmut = [sys.executable, "-m", "mutmut"]
     with (tmp_path / "log").open("w") as log:
         subprocess.run(
@@ -46,4 +46,5 @@ def test_changes_of_sync_and_ledger_are_noticed(tmp_path: Path) -> None:
     tried = counts["total"] - counts["skipped"]
     print(f"mutations noticed: {noticed} of {tried}")
     assert tried > 100, f"too few mutations to judge by: {counts}\n{said}"
+    assert noticed + counts["survived"] + counts["no_tests"] == tried, f"the run broke off: {counts}\n{said}"
     assert noticed >= NOTICED * tried, f"{counts}\n{results[-1]}"

@@ -46,6 +46,7 @@ class Learnerd(Daemon):
         self._peer: RpcPeer | None = None
         self._registered = False
         self._ever = False
+        self._wanted = False  # the connection ends because we want a new one
         self._unheard: list[c.LearnerExit] = []
         self._problem = RudraError("psd was not reached")
         self._reminder = log.RateLimiter(REMIND_S)
@@ -61,6 +62,7 @@ class Learnerd(Daemon):
     def begin(self) -> None:
         """Connect; being registered is not awaited, so that a head may come later."""
         self.lock(self.options.runtime)
+        self._learners.sweep()
         logger.info("learnerd runs", pid=os.getpid(), host=self._host, slots=self._slots, version=__version__)
         self._peer = RpcPeer(
             self.loop,
@@ -139,20 +141,27 @@ class Learnerd(Daemon):
     def _not_registered(self, error: RudraError) -> None:
         """Said once a minute; tried again after a while, on a new connection."""
         self._problem = error
-        if times := self._reminder.admit(error.message):
-            logger.warning(str(error), times=times)
+        logger.limited(self._reminder, "warning", str(error))
         self.loop.after(RETRY_S, self._again)
 
     def _again(self) -> None:
-        if not self._registered and not self.stopping and self._peer is not None:
-            self._peer.reconnect(self._address())
+        if not self._registered and not self.stopping:
+            self._reconnect(self._address())
+
+    def _reconnect(self, address: str) -> None:
+        self._wanted = True
+        if self._peer is not None:
+            self._peer.reconnect(address)
+        self._wanted = False
 
     def _lost(self, reason: str) -> None:
         self._registered = False
+        if self._wanted:
+            return
         fix = "start it: rudra up (or systemctl start rudra-psd), or name another with --head"
         self._problem = Unreachable(f"psd cannot be reached: {reason}", where=self._address(), fix=fix)
-        if not self.stopping and (times := self._reminder.admit("unreachable")):
-            logger.warning(str(self._problem), learners=self._learners.count, times=times)
+        if not self.stopping:
+            logger.limited(self._reminder, "warning", str(self._problem))
 
     def _give_up(self) -> None:
         if not self._ever and not self.stopping:
@@ -167,16 +176,14 @@ class Learnerd(Daemon):
             free = max(0, self._slots - self._learners.count)
             self._peer.request(c.HostPing(free=free), self._pinged, timeout=10.0)
         elif not self._peer.connected and not self.stopping:
-            if times := self._reminder.admit("unreachable"):
-                logger.warning(str(self._problem), learners=self._learners.count, times=times)
+            logger.limited(self._reminder, "warning", str(self._problem))
             if (address := self._address()) != self._peer.address:
-                self._peer.reconnect(address)
+                self._reconnect(address)
 
     def _pinged(self, answer: Message) -> None:
         if isinstance(answer, c.Error) and answer.code in ("not-found", "security") and self._peer is not None:
             # The head gave us up while we were silent.
-            self._registered = False
-            self._peer.reconnect()
+            self._reconnect(self._address())
 
     # ---------------------------------------------------------------------------------------- messages
 

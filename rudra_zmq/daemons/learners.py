@@ -87,6 +87,12 @@ class Learners:
         self._work: dict[str, Work] = {}
         self._draining = False
 
+    def sweep(self) -> None:
+        """Remove the files of learners of a daemon that was killed: they died with it, and tokens are in there."""
+        for pattern in ("l-??????-*.json", "n-??????.json"):
+            for left in self._runtime.glob(pattern):
+                left.unlink(missing_ok=True)
+
     @property
     def count(self) -> int:
         """Learners that hold a slot."""

@@ -7,8 +7,10 @@ user code. It is no part of a job's hot path.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from rudra_zmq.errors import AlreadyRunning
 from rudra_zmq.head.coordinator import Coordinator
 from rudra_zmq.head.effects import Effect, Send, StartNode, StopNode
 from rudra_zmq.head.registry import Registry
-from rudra_zmq.net.addresses import parse, port_owner
+from rudra_zmq.net.addresses import PathLock, parse, port_owner
 from rudra_zmq.net.rpc import RpcServer
 from rudra_zmq.net.sockets import Router
 from rudra_zmq.wire.codec import WireError
@@ -32,6 +34,7 @@ from rudra_zmq.wire.messages.data import Message
 logger = log.get()
 
 TICK_S = 0.25
+_LINE = re.compile(r"\d{4}-\d\d-\d\dT\S+Z ([DIWE]) \S+ (.*)")
 GRACE_S = 0.2  # for peers to read the last replies
 
 
@@ -54,7 +57,9 @@ class Psd(Daemon):
         state, runtime = self.options.state, self.options.runtime
         self.lock(state)
         token = paths.make_token(state / "token")
-        paths.check_ipc_path(runtime / "n-000000.sock")
+        paths.check_ipc_path(self._socket("000000"))
+        for left in runtime.glob("n-??????.sock"):
+            _clear(left)
         self._router = self.context.router("psd")
         address = self._bind(self._router)
         self._registry = Registry.open(paths.registry_file(state))
@@ -180,13 +185,17 @@ class Psd(Daemon):
         if psd.data == "tcp":
             first, last = (0, 0) if self.options.parent else psd.port_range
             return {"ipc": None, "tcp": [first, last]}
-        return {"ipc": str(self.options.runtime / f"n-{job}.sock"), "tcp": None}
+        return {"ipc": str(self._socket(job)), "tcp": None}
+
+    def _socket(self, job: str) -> Path:
+        return self.options.runtime / f"n-{job}.sock"
 
     def _node_exited(self, job: str, child: Child) -> None:
         if self._nodes.get(job) is child:
             del self._nodes[job]
+            _clear(self._socket(job))
         status = child.returncode if child.returncode is not None else 1
-        words = "" if status == 0 or child.killed else _end_of(paths.job_folder(self.options.state, job).log("node"))
+        words = "" if status <= 0 else _complaint(paths.job_folder(self.options.state, job).log("node"))
         logger.info("node ended", job=job, pid=child.pid, status=status)
         self._tell_exit(job, status, words)
 
@@ -221,6 +230,12 @@ class Psd(Daemon):
             self._registry.close()
 
 
+def _clear(socket: Path) -> None:
+    """Remove what a killed node left, and nothing of a living one."""
+    with contextlib.suppress(AlreadyRunning, OSError):
+        PathLock(str(socket)).release()
+
+
 def _is_psd(pid: int) -> bool:
     """Whether a process is a psd, by its command line."""
     try:
@@ -230,14 +245,16 @@ def _is_psd(pid: int) -> bool:
     return any(word == b"rudra_zmq.daemons.psd" or word.endswith((b"/psd", b"daemons/psd.py")) for word in words)
 
 
-def _end_of(path: Path, count: int = 65536) -> str:
-    """The last words in a file."""
+def _complaint(path: Path, count: int = 65536) -> str:
+    """What a node that ended badly said last: its traceback's end, or its last warning or error."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - count))
-            return last_words(file.read())
+            words = last_words(file.read())
     except OSError:
         return ""
+    line = _LINE.match(words)
+    return words if line is None else line[2] if line[1] in "WE" else ""
 
 
 def options() -> argparse.ArgumentParser:

@@ -118,7 +118,7 @@ class Crew:
         if job is None or learner is None or learner.host != host.name:
             self._fleet.tell(host, StopLearners(job=message.job, ranks=[message.rank], grace=2.0))
             return
-        again = learner.incarnation not in (0, message.incarnation)
+        again = learner.state == "backoff"
         learner.state, learner.incarnation = "running", message.incarnation
         learner.next = max(learner.next, message.incarnation + 1)
         if again:
@@ -184,8 +184,8 @@ class Crew:
         self._out.append(Send(job.peer, gone))
 
     def _loss_event(self, job: Job, learner: Learner, message: LearnerExit) -> None:
-        if job.ending or job.done:
-            return
+        if job.ending or job.done or _known_to_node(job, learner):
+            return  # the node says it, with what follows from it
         what = f"{called(learner.rank)} was lost: {message.text or f'status {message.status}'}"
         if message.respawn:
             self._book.event(job.id, "W", f"{what}; it is started again")
@@ -302,3 +302,12 @@ class Crew:
         if host is None:
             return now - self._fleet.born > MOVE_S
         return host.peer is None and now - host.heard > MOVE_S
+
+
+def _known_to_node(job: Job, learner: Learner) -> bool:
+    """Whether the node had a session with this incarnation."""
+    return (
+        job.peer is not None
+        and job.progress is not None
+        and any((row.rank, row.incarnation) == (learner.rank, learner.incarnation) for row in job.progress.learners)
+    )

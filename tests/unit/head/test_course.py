@@ -192,10 +192,11 @@ def test_a_host_that_cannot_start_learners_fails_the_job_at_once(world: World) -
 
 def test_a_killed_learner_is_a_loss_and_comes_back(world: World) -> None:
     job = world.running(2)
+    world.report(job, learners=[c.LearnerRow(rank=1, incarnation=1, state="present")])
     world.exit(job, 1, "signal", respawn=True, text="killed by SIGKILL")
     (gone,) = world.sent(c.LearnerGone, b"node")
     assert (gone.rank, gone.incarnation, gone.kind, gone.respawn) == (1, 1, "lost", True)
-    assert "W learner 1 was lost: killed by SIGKILL; it is started again" in world.story(job)
+    assert "was lost" not in world.story(job)  # the node tells it, with what follows
     world.started(job, 1, 2)
     assert "learner 1 runs again as incarnation 2" in world.story(job)
     assert world.state_of(job) == "RUNNING"
@@ -206,8 +207,15 @@ def test_a_learner_lost_for_good_is_the_nodes_to_judge(world: World) -> None:
     world.exit(job, 1, "signal", 4, respawn=False)
     (gone,) = world.sent(c.LearnerGone)
     assert (gone.incarnation, gone.kind, gone.respawn) == (4, "lost", False)
-    assert "its 3 restarts are used up" in world.story(job)
     assert world.state_of(job) == "RUNNING"
+
+
+def test_a_loss_that_no_node_can_tell_is_told(world: World) -> None:
+    job = world.running(2)
+    world.exit(job, EVALUATOR, "signal", respawn=True, text="killed by SIGKILL")
+    assert "W the evaluator was lost: killed by SIGKILL; it is started again" in world.story(job)
+    world.exit(job, 1, "signal", 4, respawn=False, text="killed by SIGKILL")
+    assert "W learner 1 was lost: killed by SIGKILL; its 3 restarts are used up" in world.story(job)
 
 
 def test_a_report_that_comes_twice_or_late_counts_once(world: World) -> None:

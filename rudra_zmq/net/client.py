@@ -34,7 +34,6 @@ class RpcClient:
         address: str,
         *,
         whoami: Message | None = None,
-        name: str = "cli",
         context: Context | None = None,
         patience: float = 1.0,
     ) -> None:
@@ -47,7 +46,6 @@ class RpcClient:
         self.address = address
         self.patience = patience
         self._whoami = whoami
-        self._name = name
         self._own = context is None
         self._context = context or make_context("control")
         self._dealer: Dealer | None = None
@@ -141,7 +139,7 @@ class RpcClient:
         address = parse(self.address)
         last = deadline if self._met else min(deadline, time.monotonic() + self.patience)
         while True:
-            dealer = self._context.dealer(self.address, self._name)
+            dealer = self._context.dealer(self.address, "cli")
             now = time.monotonic()
             if dealer.wait_connected(min(0.5, max(0.05, deadline - now)) if not probe(address, 0.5) else 0.0):
                 break

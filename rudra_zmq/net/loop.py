@@ -72,7 +72,6 @@ class Loop:
         self._poller.register(self._wake_r, zmq.POLLIN)
         self._signals: dict[int, Any] = {}
         self.late_max = 0.0  # seconds that a timer ran late, worst since the start
-        self.late_mean = 0.0  # the same, smoothed over some hundred timers
 
     @staticmethod
     def now() -> float:
@@ -203,9 +202,7 @@ class Loop:
             _, _, timer = heapq.heappop(self._timers)
             if timer.callback is None:
                 continue
-            late = now - timer.when
-            self.late_max = max(self.late_max, late)
-            self.late_mean += (late - self.late_mean) / 256
+            self.late_max = max(self.late_max, now - timer.when)
             callback = timer.callback
             if timer.period:
                 timer.when += timer.period

@@ -100,19 +100,19 @@ def _tune_allocator() -> None:
     mallopt(top_pad, 64 << 20)
 
 
-def make_context(plane: Plane, *, io_threads: int = 1) -> Context:
+def make_context(plane: Plane) -> Context:
     """The process's context for one plane. Make it after any fork, before the first big buffers."""
-    return Context(plane, io_threads)
+    return Context(plane)
 
 
 class Context:
     """A ZeroMQ context that knows its open sockets. Thread safe; its sockets are not."""
 
-    def __init__(self, plane: Plane, io_threads: int = 1) -> None:
+    def __init__(self, plane: Plane) -> None:
         if plane == "data":
             _tune_allocator()
         self.plane: Plane = plane
-        self._zmq = zmq.Context(io_threads)
+        self._zmq = zmq.Context(io_threads=1)
         self._zmq.set(zmq.BLOCKY, 0)
         self._open: dict[int, str] = {}
         self._mutex = threading.Lock()
@@ -175,10 +175,6 @@ class _Socket:
         """Raises RuntimeError in another thread than the owner's: there libzmq would abort the process."""
         if threading.get_ident() != self._owner:
             raise RuntimeError(f"socket {self.name} used by a thread that does not own it")
-
-    def adopt(self) -> None:
-        """Makes the calling thread the owner; the one before must not touch the socket again."""
-        self._owner = threading.get_ident()
 
     @property
     def closed(self) -> bool:

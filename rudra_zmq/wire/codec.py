@@ -146,7 +146,6 @@ def decode_control(frames: Sequence[Buffer]) -> tuple[Envelope, Control]:
 # ------------------------------------------------------------------------------------- errors as messages
 
 MAX_TEXT = 4096
-MAX_SHORT = 256
 
 
 def clip(text: str, limit: int = MAX_TEXT) -> str:

@@ -63,7 +63,6 @@ def test_missed_turns_are_not_made_up_for(net: Net) -> None:
     loop.run()
     assert len(seen) <= 2
     assert loop.late_max >= 0.08
-    assert 0 < loop.late_mean < loop.late_max
 
 
 def test_other_threads_wake_it_up(net: Net) -> None:

@@ -9,6 +9,8 @@ here never waits: what is not leased yet is not there yet. What was loaded for a
 
 from __future__ import annotations
 
+import pickle
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -210,10 +212,22 @@ class Loading:
     def _pull(self) -> tuple[Spans, Any]:
         # A persistent iterator that ran dry is wound up again: it asks for as much as its workers may hold.
         if self._iterator is None or (self.options.num_workers and not self._asked):
-            with workers.without_main():
-                self._iterator = iter(self._loader)
+            self._iterator = self._start()
         data = next(self._iterator)
         return self._asked.popleft(), data
+
+    def _start(self) -> Iterator[Any]:
+        """Workers are started at the first call."""
+        try:
+            with workers.without_main(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")
+                return iter(self._loader)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise Rejected(
+                f"the data cannot be sent to workers: {error}",
+                where=WHERE,
+                fix="define datasets and functions at the top level of the script, above join(), or num_workers=0",
+            ) from error
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         if epoch not in self._orders:
@@ -277,7 +291,7 @@ class Batches:
 
     def _announce(self, options: Options) -> None:
         job = self._session.exchange.job
-        mu = options.batch_size or job.minibatch
+        mu = options.batch_size or job.minibatch or -(-job.global_batch // job.count)
         if mu * self._accumulate > options.samples:
             times = f"{self._accumulate} x " if self._accumulate > 1 else ""
             raise Rejected(

@@ -34,7 +34,7 @@ from rudra_zmq.net.sockets import make_context
 from rudra_zmq.tasks import Task, load_task
 from rudra_zmq.wire.messages.data import Evaluate, Finish, TestResult
 
-BATCH = 1000
+BATCH = 200
 NICENESS = 5
 """Learners on the same cores come first: nobody waits for a test but the end of the job."""
 

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar, cast
 
 from rudra_zmq import __version__, log
 from rudra_zmq.errors import NotRunning, RudraError, Unreachable
-from rudra_zmq.learner.link import Link, LinkLost
+from rudra_zmq.learner.link import SLICE, Link, LinkLost
 from rudra_zmq.learner.spec import LearnerSpec, read_node_file
 from rudra_zmq.net.addresses import parse, unreachable
 from rudra_zmq.net.retry import Backoff
@@ -25,6 +25,8 @@ from rudra_zmq.wire.messages.data import Hello, Message, Refused, Welcome
 GIVE_UP_S = 60.0
 CONNECT_S = 2.0
 ANSWER_S = 5.0
+STABLE_S = 10.0
+"""A connection that held for so long was one; a shorter one counts as another failed attempt."""
 
 _log = log.get()
 T = TypeVar("T")
@@ -71,6 +73,10 @@ class Line:
         self._on_open = on_open
         self._give_up_s = give_up_s
         self._link: Link | None = None
+        self._since = 0.0  # when the present connection was welcomed
+        self._backoff = Backoff()
+        self._failing_since: float | None = None  # stays until a connection has lasted
+        self._address = ""
 
     @property
     def now(self) -> Link:
@@ -79,15 +85,17 @@ class Line:
         return self._link
 
     def keep_on(self, call: Callable[[], T]) -> T:
-        """`call` on a connection that stands; again on a new one, as often as it is lost."""
+        """`call` on a connection that stands; again on a new one, as often as it is lost.
+
+        Raises NodeLost past the deadline, and what the node refuses at the first attempt; later that is a loss too.
+        """
         while True:
             try:
                 if self._link is None:
-                    self.open()
+                    self._open()
                 return call()
             except LinkLost as lost:
-                _log.warning("connection to the node lost", reason=str(lost))
-                self.hang_up()
+                self._failed(str(lost))
 
     def receive(self, *kinds: type[M]) -> M:
         """The next message of these kinds; a refusal is raised."""
@@ -95,33 +103,6 @@ class Line:
         if isinstance(answer, Refused):
             raise _refusal(answer)
         return cast(M, answer)
-
-    def open(self) -> None:
-        """Connect, be welcomed, say again what was said.
-
-        Raises NodeLost past the deadline, and what the node refuses at the first attempt; later that is a loss too.
-        """
-        backoff = Backoff()
-        end = time.monotonic() + self._give_up_s
-        address, reason = "", "learnerd has not said where the node is"
-        while True:
-            known = read_node_file(Path(self._spec.node_file))
-            for address in known.addresses if known is not None else []:
-                try:
-                    self._greet(address)
-                    return
-                except LinkLost as lost:
-                    reason = str(lost)
-                    end = max(end, time.monotonic() + self._give_up_s) if self.stands else end
-                except RudraError as error:
-                    if self.welcome is None or isinstance(error, NodeLost):
-                        raise
-                    raise NodeLost(error.message, where=error.where, fix=error.fix) from None
-                self.hang_up()
-            if time.monotonic() >= end:
-                raise self._lost(address, reason)
-            self._look()
-            time.sleep(min(backoff.next(time.monotonic()), max(0.0, end - time.monotonic())))
 
     def hang_up(self, linger: float = 0.0) -> None:
         """End the connection, if there is one; last words are given `linger` seconds."""
@@ -135,6 +116,25 @@ class Line:
         """Whether there is a connection, as far as is known."""
         return self._link is not None
 
+    def _open(self) -> None:
+        """One attempt at each address: connect, be welcomed, say again what was said. Raises LinkLost."""
+        known = read_node_file(Path(self._spec.node_file))
+        reason = "learnerd has not said where the node is"
+        for self._address in known.addresses if known is not None else []:
+            try:
+                self._greet(self._address)
+                return
+            except LinkLost as lost:
+                reason = str(lost)
+            except RudraError as error:
+                if self.welcome is None or isinstance(error, NodeLost):
+                    raise
+                raise NodeLost(error.message, where=error.where, fix=error.fix) from None
+            if self.stands:
+                break
+            self.hang_up()
+        raise LinkLost(reason)
+
     def _greet(self, address: str) -> None:
         self.stands = False
         self._link = link = Link(self._context, address, f"{self._hello.role}.{self._hello.rank}", self._look)
@@ -146,16 +146,36 @@ class Line:
         assert isinstance(answer, Welcome)
         link.size(answer.credit, answer.chunk)
         self.welcome, self.stands = answer, True
+        self._since = time.monotonic()
         self._on_open(answer)
         for say in self.greeting:
             say()
+        if self._failing_since is not None:
+            _log.info("connected to the node", address=address, generation=answer.generation)
+
+    def _failed(self, reason: str) -> None:
+        """Wait a little before the next attempt; raises NodeLost where there has been no lasting one for too long."""
+        now = time.monotonic()
+        stable = self.stands and now - self._since > STABLE_S
+        self.hang_up()
+        if self._failing_since is None or stable:
+            _log.warning("node lost, trying to reach it again", reason=reason, deadline_s=self._give_up_s)
+            self._failing_since = now
+            self._backoff.reset()
+        left = self._failing_since + self._give_up_s - now
+        if left <= 0:
+            raise self._lost(self._address, reason)
+        until = now + min(self._backoff.next(now), left)
+        while (wait := until - time.monotonic()) > 0:
+            self._look()
+            time.sleep(min(SLICE, wait))
 
     def _lost(self, address: str, reason: str) -> NodeLost:
         fix = "see what became of it: rudra status, rudra logs"
         what = f"the node of job {self._spec.job} was not reached for {self._give_up_s:g} s"
         if not address:
             return NodeLost(f"{what}: {reason}", where=self._spec.node_file, fix=fix)
-        found = unreachable(parse(address), what, fix=fix)
+        found = unreachable(parse(address), f"{what} ({reason})", fix=fix)
         return NodeLost(found.message, where=found.where, fix=found.fix)
 
 

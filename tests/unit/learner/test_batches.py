@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import deque
 from typing import Any
@@ -283,6 +284,20 @@ def test_data_of_revoked_leases_is_dropped() -> None:
     assert mine.get(span(50), [span(6), span(60)]) == indices(50)
     assert mine.get(span(6), [span(60)]) == indices(6)
     assert mine.get(span(60), []) == indices(60)
+
+
+def test_a_share_of_a_global_batch_larger_than_the_data_is_refused() -> None:
+    exchange = Remembering(dataclasses.replace(job(minibatch=0), global_batch=41))
+    with alone(exchange) as learner:
+        model = learner.attach(net())
+        learner.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        with pytest.raises(RudraError, match="41 samples is larger than the data, 40"):
+            next(learner.batches(data()))
+
+
+def test_data_that_cannot_be_pickled_for_workers_is_refused_with_the_fix() -> None:
+    with pytest.raises(RudraError, match=r"cannot be sent to workers.*num_workers=0"):
+        serve(Numbered(16), num_workers=1, collate_fn=lambda samples: samples)
 
 
 def test_default_collating_is_that_of_torch() -> None:

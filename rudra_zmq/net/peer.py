@@ -82,18 +82,37 @@ class RpcPeer:
         id = id or secrets.token_hex(16)
         timer = self._loop.after(timeout, lambda: self._fail(id, TimedOut("no answer", where=self.address)))
         self._waiting[id] = (on_reply, timer)
-        if not self._send(Envelope(id, False), message):
-            error = Unreachable("not connected", where=self.address)
-            self._loop.call_soon_threadsafe(lambda: self._fail(id, error))
+        error: RudraError | None = None
+        try:
+            if not self._send(Envelope(id, False), message):
+                error = Unreachable("not connected", where=self.address)
+        except WireError as bad:
+            error = self._unsendable(message, bad)
+        if error is not None:
+            failed = error
+            self._loop.call_soon_threadsafe(lambda: self._fail(id, failed))
         return id
 
     def notify(self, message: Message) -> bool:
         """A message without an answer; false where it could not be sent."""
-        return self._send(Envelope("", False), message)
+        return self._say("", False, message)
 
     def reply(self, id: str, message: Message) -> bool:
         """The answer to a request of the server's that ``on_message`` returned None for."""
-        return self._send(Envelope(id, True), message)
+        return self._say(id, True, message)
+
+    def _say(self, id: str, reply: bool, message: Message) -> bool:
+        try:
+            return self._send(Envelope(id, reply), message)
+        except WireError as error:
+            self._unsendable(message, error)
+            return False
+
+    def _unsendable(self, message: Message, error: WireError) -> RudraError:
+        """A message of ours that breaks a limit (too many rows, ...) ends nothing but itself."""
+        what = f"{type(message).__name__} cannot be sent: {error}"
+        self.drops.count("unsendable", what)
+        return RudraError(what, where=self.address)
 
     def reconnect(self, address: str = "") -> None:
         """Drops the connection and begins anew, at ``address`` where one is given."""

@@ -82,20 +82,33 @@ class RpcServer:
     def send(self, peer: bytes, message: Message, *, id: str = "", reply: bool = False) -> bool:
         """A notice (or, with ``id``, a request) of ours; with ``reply``, as ``reply``. False if it did not go out.
 
-        That is: the peer's queue is full (counted), or it is gone.
+        That is: the peer's queue is full or the message breaks a limit (both counted), or it is gone.
         """
         if reply:
             return self.reply(peer, id, message)
-        return self._send(peer, encode_control(Envelope(id, False), message))
+        try:
+            return self._send(peer, encode_control(Envelope(id, False), message))
+        except WireError as error:
+            self._unsendable(message, error)
+            return False
 
     def reply(self, peer: bytes, id: str, message: Message) -> bool:
         """The answer to a request that the handler returned None for; goes to whoever repeated it last."""
         if not id:
             return False
-        frames = encode_control(Envelope(id, True), message)
+        try:
+            frames = encode_control(Envelope(id, True), message)
+        except WireError as error:
+            frames = encode_control(Envelope(id, True), self._unsendable(message, error))
         peer = self._asked.pop(id, peer)
         self._keep(id, frames)
         return self._send(peer, frames)
+
+    def _unsendable(self, message: Message, error: WireError) -> Message:
+        """A message of ours that breaks a limit (too many rows, ...) ends nothing but itself."""
+        what = f"{type(message).__name__} cannot be sent: {error}"
+        self.drops.count("unsendable", what)
+        return error_message(RudraError(what, fix="ask for less"))
 
     def close(self) -> None:
         """Stops reading; the ROUTER is its owner's to close."""

@@ -160,6 +160,18 @@ def test_what_the_server_asks(net: Net) -> None:
     assert world.answers == [("now", Ok(text="done")), ("later", Ok(text="done at last"))]
 
 
+def test_a_message_that_breaks_a_limit_ends_nothing(net: Net) -> None:
+    world = World(net)
+    until(world.loop, lambda: world.registered)
+    answers: list[Any] = []
+    world.peer.request(Ok(text="x" * 5000), answers.append)
+    until(world.loop, lambda: answers)
+    assert isinstance(answers[0], Error) and answers[0].message.startswith("Ok cannot be sent: ")
+    assert world.peer.notify(Ok(text="x" * 5000)) is False
+    assert world.peer.drops == {"unsendable": 2}
+    assert world.peer.connected
+
+
 def test_nobody_there_is_said_once_with_the_reason(net: Net) -> None:
     world = World(net)
     path = net.path()

@@ -171,6 +171,15 @@ class TestServer:
         until(psd.loop, lambda: psd.answers)
         assert psd.answers == [(dealer.identity, "mine", Ok(text="stopping"))]
 
+    def test_an_answer_that_breaks_a_limit_is_an_error_and_ends_nothing(self, net: Net) -> None:
+        psd = Psd(net, lambda peer, id, message: Ok(text="x" * 5000))
+        dealer = net.dealer(psd.address)
+        psd.ask(dealer, ListJobs(), "1")
+        answer = psd.answer(dealer)[1]
+        assert isinstance(answer, Error) and answer.message.startswith("Ok cannot be sent: field: ")
+        assert psd.server.send(dealer.identity, Ok(text="x" * 5000)) is False
+        assert psd.server.drops == {"unsendable": 2}
+
     def test_a_vanished_peer_is_told_of(self, net: Net) -> None:
         psd = Psd(net, lambda peer, id, message: Ok())
         dealer = net.dealer(psd.address)

@@ -45,14 +45,14 @@ def test_nothing_heavy_is_imported(daemon: str) -> None:
 def test_help_is_quick_and_begins_with_an_example(place: Place, daemon: str) -> None:
     times = []
     for _ in range(3):
-        began = time.monotonic()
+        began = sum(os.times()[2:4])  # of a core, not of the clock: other tests may want it too
         done = subprocess.run(
             [sys.executable, "-m", f"rudra_zmq.daemons.{daemon}", "--help"],
             env=place.env,
             capture_output=True,
             text=True,
         )
-        times.append(time.monotonic() - began)
+        times.append(sum(os.times()[2:4]) - began)
         assert done.returncode == 0 and f"example: {daemon}" in done.stdout
     assert min(times) < 0.4
 

@@ -369,3 +369,17 @@ def test_a_global_batch_is_divided_among_those_present() -> None:
     assert world.members[-1] == Members(3, 1, 3, 10, "softsync")
     world.push(0)
     assert world.live[0].grant.leases[-1].count == 4
+
+
+def test_the_ledger_stays_small_however_long_the_job() -> None:
+    # A turn costs O(intervals): they are those of what is outstanding, not of what was applied.
+    world = make(samples=2000, epochs=3, count=30, mu=4, n=15)
+    world.begin()
+    most, turn = 0, 0
+    while not world.over:
+        turn += 7
+        world.push(world.computing[turn % len(world.computing)])
+        if turn % 70 == 0:
+            pages = world.sync.state()["ledger"]["open"].values()
+            most = max([most, *(len(page["applied"]) for page in pages)])
+    assert most <= 4 * 30 and world.finished.complete

@@ -46,6 +46,7 @@ class Ending:
         self._saved = False
         self._exporter = Writer(lambda result: work.off_loop(lambda: self._exported(*result)))
         self._export_begun = False
+        self._export_over = False
         self._told = False  # the evaluator, that nothing more comes
         self.force: Members | None = None  # what was in force at the end of training
         self.state: JobState | None = None
@@ -171,6 +172,7 @@ class Ending:
         if not self._export_begun:
             self._export_begun = True
             if model is None or sync is None or not model.exists:
+                self._export_over = True
                 return True
             path = work.folder / "weights.safetensors"
             metadata = {"job": work.spec.job, "update": str(sync.clock.timestamp), "epoch": str(sync.epoch)}
@@ -184,10 +186,11 @@ class Ending:
                 return str(path), ""
 
             self._exporter.start(write)
-        return not self._exporter.busy
+        return self._export_over  # the thread is idle a moment before its result is here
 
     def _exported(self, path: str, error: str) -> None:
         self.weights = path
+        self._export_over = True
         if error:
             self._work.event("E", error)
         self.advance()

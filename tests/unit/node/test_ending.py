@@ -50,6 +50,21 @@ def _done(stage: Stage) -> c.NodeDone:
     return done
 
 
+def test_the_report_names_the_weights_however_early_their_writer_is_idle(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=1)
+    (peer,) = stage.crew(1, samples=8)
+    _epoch(stage, peer)
+    peer.say(d.Bye(reason="done"))
+    exporter = stage.lead.ending._exporter
+    while exporter._thread is None:  # the snapshot comes first
+        assert stage.lead.saving.wait(10)
+        stage._soon.get()()
+    assert exporter.join(10)
+    stage.lead.tick()
+    assert not stage.all(c.NodeDone)
+    assert _done(stage).progress.weights
+
+
 # ------------------------------------------------------------------------------------------ evaluator
 
 

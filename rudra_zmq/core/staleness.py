@@ -50,16 +50,6 @@ class Histogram:
         """Count ``count`` gradients of staleness ``sigma``."""
         self.counts[sigma] = self.counts.get(sigma, 0) + count
 
-    def merge(self, other: Histogram) -> None:
-        """Add all of ``other``."""
-        for sigma, count in other.counts.items():
-            self.add(sigma, count)
-
-    def since(self, earlier: Histogram) -> Histogram:
-        """What was counted after ``earlier``, a copy made before (``Histogram(h.counts)``)."""
-        rest = {s: count - earlier.counts.get(s, 0) for s, count in self.counts.items()}
-        return Histogram({sigma: count for sigma, count in rest.items() if count})
-
     @property
     def total(self) -> int:
         """Number of gradients."""

@@ -221,7 +221,7 @@ class Learner:
     def leave(self, error: BaseException | None) -> None:
         """The end of the `with` block: good-bye to the job, by what became of it."""
         done = self._session is not None and self._session.done
-        reason, text = "done" if done else "drain", ""
+        reason, text = "done" if done and not self._exchange.leaving else "drain", ""
         if isinstance(error, RudraError):
             reason, text = "failed", str(error)
         elif error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):

@@ -47,6 +47,9 @@ def joined(path: Path, ignored: Mapping[str, object]) -> Iterator[Learner]:
             learner = Learner(exchange, Path(spec.output))
             try:
                 yield learner
+            except Leaving:
+                learner.leave(None)
+                raise
             except BaseException as error:
                 learner.leave(error)
                 raise

@@ -48,8 +48,8 @@ from rudra_zmq.wire.messages.data import (
 LAST_WORDS_S = 1.0
 
 
-class Leaving(Exception):
-    """This learner was asked to leave while it waited."""
+class Leaving(BaseException):
+    """This learner was asked to leave while it waited. No matter of the script's, so no Exception of Python's."""
 
 
 class RemoteExchange:
@@ -245,14 +245,18 @@ class RemoteExchange:
         if nbytes != len(self._weights.data):
             raise LinkLost(f"the node sends {nbytes} bytes of weights, the model has {len(self._weights.data)}")
         self._fresh = True
-        self._line.now.finish(self._line.now.expect(key, self._weights))
+        self._may_leave = False  # with half of them the script would be left with no version at all
+        try:
+            self._line.now.finish(self._line.now.expect(key, self._weights))
+        finally:
+            self._may_leave = True
 
     def _answer(self, call: Callable[[], Grant], generation: int | None = None) -> Answer:
         try:
             grant = self._line.keep_on(call)
         except Leaving:
             self.leave("drain")
-            return Answer(self._seq, "", self._clock, (), self.lam, self.chief, fresh=False, done=True)
+            return Answer(self._seq, "", self._clock, (), self.lam, self.chief, fresh=self._fresh, done=True)
         fresh, self._fresh = self._fresh, False
         void = generation is not None and grant.generation != generation
         return Answer(

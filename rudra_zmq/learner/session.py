@@ -43,11 +43,10 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is computed at one go: ``spans`` of one lease, ``last`` of it or not."""
+    """What is computed at one go: ``spans`` of one lease."""
 
     spans: tuple[Span, ...]
     begun: Begun
-    last: bool
 
     @property
     def epoch(self) -> int:
@@ -83,8 +82,8 @@ class Session:
         self.frozen = False
         self.seq = 0
         self.rates: tuple[float, ...] | None = None  # the script's, where its optimizer rules
-        self._clock = Clock(0, 0)
         self.pushed = 0  # gradients and skips, of this incarnation
+        self._clock = Clock(0, 0)
         self._held: deque[Lease] = deque()
         self._batches: deque[Batch] = deque()  # the rest of the lease under way
         self._begun: list[Begun] = []
@@ -108,6 +107,7 @@ class Session:
         self._accumulate = accumulate
         answer = self._call(lambda: self.exchange.begin(samples, minibatch, accumulate, prefetch))
         self.pushed = answer.ack
+        self._clock = answer.clock
         self._take(answer)
 
     @property
@@ -115,11 +115,6 @@ class Session:
         """The batches that will be computed next if nothing changes."""
         rest = [batch.spans for batch in self._batches]
         return rest + [spans for lease in self._held for spans in self._cut(lease)]
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a batch waits for its step."""
-        return bool(self._open)
 
     def next(self, epoch: int) -> Batch | None:
         """The next batch of the loop over ``epoch``, begun; None where the loop ends.
@@ -138,8 +133,7 @@ class Session:
                 continue
             begun = Begun(self._held.popleft(), self._clock)
             self._begun.append(begun)
-            parts = self._cut(begun.lease)
-            self._batches.extend(Batch(spans, begun, i == len(parts) - 1) for i, spans in enumerate(parts))
+            self._batches.extend(Batch(spans, begun) for spans in self._cut(begun.lease))
         batch = self._batches.popleft()
         self._open.append(batch)
         self._before = Mark(self.model.grads())

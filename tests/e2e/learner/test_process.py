@@ -189,6 +189,7 @@ def test_sigterm_while_waiting_for_others_ends_at_once(stage: Stage) -> None:
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=5.0)
     assert (process.returncode, err) == (0, "")
+    assert [bye.reason for bye in node.of(Bye)] == ["drain"]
 
 
 def test_a_learner_ends_with_the_process_that_started_it(stage: Stage) -> None:

@@ -69,7 +69,7 @@ class FakeNode:
     """`heard` has every message but chunks, credit and pings, in order, of all its lives."""
 
     def __init__(
-        self, folder: Path, *, generation: int = 1, ping_s: float = 0.05, liveness_s: float = 1.0, toml: str = TOML
+        self, folder: Path, *, generation: int = 1, ping_s: float = 0.05, liveness_s: float = 3.0, toml: str = TOML
     ) -> None:
         self.folder = folder
         self.generation = generation

@@ -203,6 +203,7 @@ def test_a_node_that_moved_is_followed_while_the_old_one_still_listens(
 
 
 def test_a_node_that_says_nothing_is_left_after_the_liveness_time(node: FakeNode, connect: Connect) -> None:
+    node.liveness_s = 1.0
     desk = Desk(connect())
     desk.begin()
 
@@ -232,7 +233,7 @@ def test_a_withheld_grant_is_waited_for_as_long_as_the_node_lives(node: FakeNode
         pinged.append(node.pings)
 
         def answer() -> None:
-            settle(lambda: node.pings > pinged[0] + 30)  # longer than the liveness time of 1 s
+            settle(lambda: node.pings > pinged[0] + 70)  # longer than the liveness time of 3 s
             node.soon.append(lambda: node.apply(peer, push))
 
         node._reviver = threading.Thread(target=answer)
@@ -240,7 +241,7 @@ def test_a_withheld_grant_is_waited_for_as_long_as_the_node_lives(node: FakeNode
 
     once(node, later)
     assert desk.push().ack == 1
-    assert len(node.of(Hello)) == 2 and len(node.of(Push)) == 1 and node.pings > pinged[0] + 30
+    assert len(node.of(Hello)) == 2 and len(node.of(Push)) == 1 and node.pings > pinged[0] + 70
 
 
 def test_rubbish_from_a_node_ends_the_connection_and_not_the_learner(node: FakeNode, connect: Connect) -> None:

@@ -145,8 +145,8 @@ class Daemon:
         self.context.close(exit_if_stuck=True)
         for lock in self._locks:
             lock.release()
-        if self.options.parent:
-            with contextlib.suppress(OSError):  # the last of a private cluster, where its parent cannot any more
+        if self.options.parent and os.getppid() != self.options.parent:
+            with contextlib.suppress(OSError):  # the last of a private cluster: its parent cannot any more
                 self.options.runtime.rmdir()
         if self._ready:
             logger.info("stopped", status=self.status)

@@ -51,6 +51,8 @@ class Psd(Daemon):
         self._registry: Registry | None = None
         self._head: Coordinator | None = None
         self._ipc = ""
+        # A cluster of one run: nobody will start this psd again, and it takes no fixed port.
+        self._passing = bool(options.parent) and not options.args.lasting
 
     def begin(self) -> None:
         """READY means: locked, token made, registry open, bound, unfinished jobs taken up."""
@@ -70,7 +72,7 @@ class Psd(Daemon):
             address=address,
             boot=boot_id(),
             lives=is_alive,
-            suspend_as="STOPPED" if self.options.parent else "PENDING",
+            suspend_as="STOPPED" if self._passing else "PENDING",
         )
         self._server = RpcServer(self.loop, self._router, self._handle, on_reply=self._answered, on_gone=self._gone)
         logger.info("psd runs", pid=os.getpid(), address=address, state=state, version=__version__)
@@ -183,7 +185,7 @@ class Psd(Daemon):
         """Where the node may listen: ipc, or loopback ports. A private cluster never takes the fixed ones."""
         psd = self.options.settings.psd
         if psd.data == "tcp":
-            first, last = (0, 0) if self.options.parent else psd.port_range
+            first, last = (0, 0) if self._passing else psd.port_range
             return {"ipc": None, "tcp": [first, last]}
         return {"ipc": str(self._socket(job)), "tcp": None}
 
@@ -264,6 +266,9 @@ def options() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--listen", metavar="ADDRESS", default="", help="ipc:///PATH or tcp://127.0.0.1:PORT (psd.listen)"
+    )
+    made.add_argument(
+        "--lasting", action="store_true", help="with --private: jobs go on when psd is started again (rudra up)"
     )
     return made
 

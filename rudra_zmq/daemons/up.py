@@ -49,6 +49,8 @@ class Up(Daemon):
     def _start(self, daemon: str) -> None:
         state, runtime = self.options.state, self.options.runtime
         argv = [sys.executable, "-m", f"rudra_zmq.daemons.{daemon}", "--state", str(state), "--runtime", str(runtime)]
+        if daemon == "psd":
+            argv.append("--lasting")
         self._begun[daemon] = self.loop.now()
         self._children[daemon] = self.supervisor.spawn(
             [*argv, "--private", str(os.getpid())],

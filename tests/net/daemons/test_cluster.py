@@ -29,9 +29,9 @@ SLEEP = "time.sleep(120)\n"
 class Cluster:
     """Both daemons and one job."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *args: str) -> None:
         self.place = place
-        self.psd, self.learnerd = place.psd(), place.learnerd("--slots", "4")
+        self.psd, self.learnerd = place.psd(*args), place.learnerd("--slots", "4")
         self.client = place.client()
         self.job = ""
 
@@ -210,13 +210,21 @@ def test_stop_leaves_nothing(cluster: Cluster, now: bool) -> None:
     assert cluster.row().generation == 2
 
 
-def test_psd_ends_its_jobs_and_goes_on_with_them(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("how", "after"), [([], "goes on"), (["--private"], "stopped"), (["--lasting", "--private"], "goes on")]
+)
+def test_psd_ends_its_jobs_and_goes_on_with_them(place: Place, how: list[str], after: str) -> None:
+    args = [*how, str(os.getpid())] if how else []
+    cluster = Cluster(place, *args)
     cluster.submit(SLEEP)
     cluster.up()
     cluster.psd.send_signal(signal.SIGTERM)
     assert cluster.psd.wait(8) == 0
     until(lambda: cluster.learners() == [], "the end of the learners", 8.0)
-    cluster.psd = cluster.place.psd()
+    cluster.psd = place.psd(*args)
+    if after == "stopped":
+        assert cluster.row().state == "STOPPED"
+        return
     until(lambda: len(cluster.learners()) == 2, "the learners")
     assert cluster.row().generation == 2
 

@@ -104,10 +104,10 @@ class Ending:
         self._close("FAILED", action.reason)
 
     def restored(self, reason: str) -> None:
-        """The snapshot that the node goes on from was the last: its weights need no test."""
+        """The snapshot that the node goes on from was the last: nothing is left to train."""
         self._saved = True
-        self._work.evaluator_lost = True
         self._close("DONE", "" if reason == "complete" else reason)
+        self._last_epoch()
 
     def _close(self, state: JobState, reason: str) -> None:
         if self.over:
@@ -125,8 +125,7 @@ class Ending:
         if self.reported:
             return
         self._saving.wait(DRAIN_S / 2)  # one that is under way is worth its seconds
-        self._close(stop.state, stop.reason)
-        self.state, self.reason = stop.state, stop.reason
+        self._close(stop.state, stop.reason)  # what is over already keeps its state
         self._report()
 
     # -------------------------------------------------------------------------------------------- steps

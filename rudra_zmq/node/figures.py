@@ -69,6 +69,7 @@ class Figures:
         self.accuracy: float | None = None
         self.share = Share()
         self.rows: list[EpochRow] = []
+        self.ended = (-1, -1)  # the last epoch that is done, and the update that made its weights
         self.seconds = 0.0  # of running, kept by whoever knows whether the job runs
         self._open: dict[int, _Open] = {}
         self._epoch_share = Share()
@@ -126,6 +127,7 @@ class Figures:
             overlap=self._epoch_share.overlap,
         )
         self.rows.append(row)
+        self.ended = (epoch, self.updates)
         self._epoch_share = Share()
         self._epoch_sigma = Histogram()
         self._epoch_updates = 0
@@ -161,6 +163,10 @@ class Figures:
         """Epochs that were begun and are not done."""
         return sorted(epoch for epoch, page in self._open.items() if page.samples)
 
+    def untested(self, epoch: int) -> bool:
+        """Whether an epoch is done and has no test result."""
+        return any(row.epoch == epoch and row.accuracy is None for row in self.rows)
+
     # ------------------------------------------------------------------------------------------ rates
 
     def tick(self, now: float) -> None:
@@ -188,6 +194,7 @@ class Figures:
             "accuracy": self.accuracy,
             "seconds": self.seconds,
             "share": [self.share.compute, self.share.wait],
+            "ended": list(self.ended),
             "rows": [msgspec.to_builtins(row) for row in self.rows],
             "epoch": {
                 "began": self._epoch_began,
@@ -213,6 +220,7 @@ class Figures:
         self.seconds = float(state["seconds"])
         self.share = Share(*state["share"])
         self.rows = [msgspec.convert(row, EpochRow) for row in state["rows"]]
+        self.ended = (int(state["ended"][0]), int(state["ended"][1]))
         epoch = state["epoch"]
         self._epoch_began, self._epoch_updates = float(epoch["began"]), int(epoch["updates"])
         self._epoch_share = Share(*epoch["share"])

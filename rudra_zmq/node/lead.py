@@ -51,6 +51,7 @@ class Lead:
     def restore(self) -> None:
         """Before anything is received: go on from a snapshot, if there is one. Raises RudraError."""
         reason = self.saving.restore()
+        self.testing.restored()
         if reason:
             self.ending.restored(reason)
             self.ending.advance()

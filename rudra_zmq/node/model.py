@@ -14,6 +14,7 @@ import numpy as np
 
 from rudra_zmq.config.job import JobFile
 from rudra_zmq.errors import Rejected
+from rudra_zmq.net.sockets import WINDOW
 from rudra_zmq.node import rule as rules
 from rudra_zmq.node import tensors
 from rudra_zmq.node.apply import Applier
@@ -22,6 +23,7 @@ from rudra_zmq.node.slots import SlotTable
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.node.versions import Versions
 from rudra_zmq.update.rules import RuleSpec
+from rudra_zmq.wire.codec import CHUNK
 from rudra_zmq.wire.layout import Layout
 from rudra_zmq.wire.messages.data import Attach, Rule
 
@@ -87,6 +89,7 @@ class Model:
             "slots": SlotTable.nbytes(self.layout, most),
             "versions": Versions.size(most) * size,
             "state": state,
+            "connections": 2 * most * min(WINDOW * CHUNK, size),
         }
         if evaluator:
             plan["evaluator"] = Mailbox.nbytes(self.layout)

@@ -11,21 +11,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from rudra_zmq import log
+from rudra_zmq.errors import EXIT_FAILED, TimedOut, Unreachable
 from rudra_zmq.net.loop import Loop
 from rudra_zmq.net.rpc import RpcPeer
 from rudra_zmq.net.sockets import Context
 from rudra_zmq.node.spec import NodeSpec
-from rudra_zmq.wire.messages.control import Control, NodeDone, NodeHello, NodeReport, Ok, Progress
+from rudra_zmq.wire.messages.control import Control, Error, NodeDone, NodeHello, NodeReport, Ok, Progress
 from rudra_zmq.wire.messages.data import Message
 
 _log = log.get("node")
 REPORT_S = 1.0
 AGAIN_S = 1.0
+GIVE_UP_S = 60.0
 KEPT = 1000
 
 
 class Psd:
-    """``progress`` makes the figures, ``command`` carries out an order, ``ended`` is called once psd heard the end."""
+    """``progress`` makes the figures, ``command`` carries out an order.
+
+    ``ended(status)``: 0 once psd heard the end; 1 where it never will, or does not take this node.
+    """
 
     def __init__(
         self,
@@ -73,9 +78,14 @@ class Psd:
         self._peer.request(hello, self._welcomed)
 
     def _welcomed(self, reply: Control) -> None:
+        if isinstance(reply, Error) and reply.code == TimedOut.code:
+            self._hello()
+            return
+        if isinstance(reply, Error) and reply.code == Unreachable.code:
+            return  # the next connection says hello again
         if not isinstance(reply, Ok):
             _log.error("psd does not take this node", reply=str(reply))
-            self._ended(1)
+            self._ended(EXIT_FAILED)
             return
         self._known = True
         while self._kept:
@@ -105,6 +115,7 @@ class Psd:
     def done(self, message: NodeDone) -> None:
         """The end, repeated until psd has it; then ``ended(0)``."""
         self._done = message
+        self._loop.after(GIVE_UP_S, lambda: self._ended(EXIT_FAILED))
         if self._known:
             self._say_done()
 

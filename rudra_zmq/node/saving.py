@@ -164,5 +164,8 @@ class Saving:
         work.model, work.figures, work.sync = model, figures, sync
         if work.evaluated:
             work.mailbox = Mailbox(model.layout)
+        for epoch, error in sorted(work.metrics.results().items()):
+            if figures.untested(epoch):
+                figures.tested(epoch, {"test_error": error})
         work.metrics.settled = int(state["settled"])
         work.metrics.rewrite(figures.rows)

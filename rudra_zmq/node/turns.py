@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from rudra_zmq.node.lead import Lead
 
 
+STALE = 2.0  # times the mean staleness that lambda and c make, and at least so much, is worth a warning
+
 Seen = Callable[[list[Action]], None]
 
 
@@ -132,6 +134,13 @@ class Turns:
             "I",
             f"epoch {action.epoch + 1}: {row.samples:,} samples ({row.distinct:,} distinct), {row.updates:,} updates",
         )
+        limit = max(STALE, STALE * (work.sync.lam - 1) / work.sync.c)
+        if row.staleness_mean > limit:
+            work.event(
+                "W",
+                f"mean staleness of epoch {action.epoch + 1} is {row.staleness_mean:.1f}, above {limit:.1f}: "
+                "a learner is much slower than the others, or accumulates; sync.max_staleness would bound it",
+            )
         self.testing.epoch_done(action.epoch, action.clock, last)
 
     def _members(self, action: Members) -> None:

@@ -402,3 +402,64 @@ def test_a_full_disk_is_a_warning(stage_of: StageOf, monkeypatch: pytest.MonkeyP
     peer.push()
     assert peer.hear().verdict == "accepted"
     assert stage.lead.saving.saved is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_result_that_came_after_the_snapshot_is_not_lost(stage_of: StageOf, known: bool) -> None:
+    one = stage_of(count=1, snapshot="auto", epochs=2, task=True)
+    (peer,) = one.crew(1, samples=8)
+    one.settle()
+    evaluator = _evaluator(one)
+    one.now += 60
+    peer.ping()
+    _epoch(one, peer)
+    one.settle()
+    assert one.lead.saving.saved == 2
+    evaluate = evaluator.take(d.Evaluate)
+    if known:
+        _verdict(evaluator, evaluate, 0.75)
+    two = stage_of(count=1, snapshot="auto", epochs=2, task=True, generation=2, resume=True)
+    again = _evaluator(two)
+    if known:
+        assert two.lead.report.progress().rows[0].accuracy == 0.75 == two.lead.report.progress().accuracy
+        assert again.none(d.Evaluate)
+        return
+    due = again.take(d.Evaluate)
+    assert (due.epoch, due.generation, due.timestamp, due.last) == (0, 2, 2, False)
+    _verdict(again, due, 0.5)
+    assert two.lead.report.progress().rows[0].accuracy == 0.5
+
+
+def test_a_node_that_died_before_the_last_result_has_the_weights_tested(stage_of: StageOf) -> None:
+    one = stage_of(count=1, snapshot="auto", epochs=1, task=True)
+    (peer,) = one.crew(1, samples=8)
+    one.settle()
+    _epoch(one, peer)
+    one.settle()
+    two = stage_of(count=1, snapshot="auto", epochs=1, task=True, generation=2, resume=True)
+    assert not two.all(c.NodeDone)
+    evaluator = _evaluator(two)
+    due = evaluator.take(d.Evaluate)
+    assert due.last
+    _verdict(evaluator, due, 0.5)
+    done = _done(two)
+    assert (done.state, done.reason, done.progress.accuracy) == ("DONE", "", 0.5)
+    assert (two.folder / "weights.safetensors").exists()
+
+
+def test_an_epoch_that_was_cut_short_is_tested_after_a_restart_too(stage_of: StageOf) -> None:
+    job = {"count": 1, "snapshot": "auto", "epochs": 9, "task": True, "job": "stop = {updates = 3}"}
+    one = stage_of(**job)
+    (peer,) = one.crew(1, samples=32)
+    one.settle()
+    for _ in range(3):
+        peer.push()
+    one.settle()
+    two = stage_of(**job, generation=2, resume=True)
+    evaluator = _evaluator(two)
+    due = evaluator.take(d.Evaluate)
+    assert (due.epoch, due.timestamp, due.last) == (0, 3, True)
+    _verdict(evaluator, due, 0.5)
+    done = _done(two)
+    assert (done.state, done.reason) == ("DONE", "3 updates are made")
+    assert [(row.samples, row.accuracy) for row in done.progress.rows] == [(12, 0.5)]

@@ -291,3 +291,24 @@ def test_weights_that_overflow_are_found_by_the_first_gradient_that_follows(stag
     assert not np.isfinite(zero.hear() and zero.vector()).any()
     with pytest.raises(Diverged, match="at update 3"):
         one.push(float("nan"))
+
+
+def test_one_late_gradient_is_no_warning(stage_of: StageOf) -> None:
+    stage = stage_of(**ASYNC, epochs=1)
+    fast, slow = stage.crew(2, samples=40, prefetch=0)
+    slow.hear()
+    for _ in range(9):
+        fast.push()
+    assert not stage.events("mean staleness")
+    slow.push()
+    assert not stage.events("mean staleness")  # 0.9: one of ten was old
+
+
+def test_staleness_of_a_learner_that_keeps_old_weights_is_a_warning(stage_of: StageOf) -> None:
+    stage = stage_of(**ASYNC, epochs=1)
+    fast, slow = stage.crew(2, samples=48, prefetch=0)
+    for _ in range(6):
+        fast.push()
+        slow.push(timestamp=0)
+    assert stage.lead.report.progress().rows[0].staleness_mean > 3.0
+    assert stage.events("mean staleness of epoch 1")

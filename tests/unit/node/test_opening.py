@@ -136,8 +136,8 @@ def test_the_memory_that_is_needed_is_said_beforehand(stage_of: StageOf) -> None
     stage = stage_of(count=4, snapshot="auto", task=True)
     _attached(stage, 0)
     (text,) = stage.events("the node takes up to")
-    # 8 slots, 6 versions, accumulator (sgd has no state), 2 for the evaluator, 1 + 1 aside; 16 bytes each
-    assert "model of 4 parameters" in text and "slots 128 B, versions 96 B, state 16 B, evaluator 32 B" in text
+    # 8 slots, 6 versions, accumulator (sgd has no state), 2 queues for each of 4, 2 for the evaluator, 1 + 1 aside
+    assert "slots 128 B, versions 96 B, state 16 B, connections 128 B, evaluator 32 B, snapshot 32 B" in text
 
 
 # ---------------------------------------------------------------------------------------- rule and data

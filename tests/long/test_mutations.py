@@ -44,7 +44,7 @@ def test_changes_of_sync_and_ledger_are_noticed(tmp_path: Path) -> None:
     counts = json.loads((tmp_path / "mutants" / "mutmut-cicd-stats.json").read_text())
     noticed = counts["killed"] + counts["timeout"] + counts["segfault"]
     tried = counts["total"] - counts["skipped"]
-    print(f"mutations noticed: {noticed} of {tried}")
+    print(f"mutations noticed: {noticed} of {tried}", counts)
     assert tried > 100, f"too few mutations to judge by: {counts}\n{said}"
     assert noticed + counts["survived"] + counts["no_tests"] == tried, f"the run broke off: {counts}\n{said}"
     assert noticed >= NOTICED * tried, f"{counts}\n{results[-1]}"

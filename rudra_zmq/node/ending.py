@@ -13,7 +13,7 @@ from rudra_zmq.core.events import Drain, Event, Failed, Finished, Members
 from rudra_zmq.node import export
 from rudra_zmq.node.saving import Saving
 from rudra_zmq.node.snapshot import Writer
-from rudra_zmq.node.work import Work
+from rudra_zmq.node.work import Diverged, Work
 from rudra_zmq.wire.codec import clip
 from rudra_zmq.wire.messages.control import JobState, NodeDone, NodeStop, Progress
 from rudra_zmq.wire.messages.data import Finish
@@ -94,7 +94,11 @@ class Ending:
 
     def finished(self, action: Finished) -> None:
         """The core has nothing left to do."""
-        if self._asked is not None and not action.complete:
+        model, sync = self._work.model, self._work.sync
+        if model is not None and sync is not None and model.exists and not model.versions.current.finite():
+            self._saved = True  # the snapshots before are better than one of these weights
+            self._close("FAILED", str(Diverged(sync.clock.timestamp)))
+        elif self._asked is not None and not action.complete:
             self._close(self._asked.state, self._asked.reason)
         else:
             self._close("DONE", "" if action.complete else action.reason)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rudra_zmq.core.events import Action, Clock, Event, GradientId, Grant, Push, Refuse, Span, Want
+from rudra_zmq.errors import Rejected
 from rudra_zmq.net.bulk import BulkError
 from rudra_zmq.node.post import Courier
 from rudra_zmq.node.sessions import Session
@@ -19,6 +20,8 @@ from rudra_zmq.node.vectors import finite
 from rudra_zmq.node.work import Work, new_key
 from rudra_zmq.wire.codec import Buffer
 from rudra_zmq.wire.messages import data as wire
+
+MOST_WANTED = 512
 
 
 class Turn(Protocol):
@@ -140,6 +143,9 @@ class Exchange:
         if self._work.sync is None or not session.joined:
             self._work.sessions.drop("early-want")
             return
+        if session.leases >= MOST_WANTED:
+            fix = "push more often: learner.accumulate(k) adds k batches up before each step"
+            raise Rejected(f"{session.leases} mini-batches were begun without a push", fix=fix)
         self._wanting = session
         try:
             self._turn(Want(*session.who))
@@ -168,6 +174,7 @@ class Exchange:
         fresh = session.held != clock
         key = new_key() if fresh else 0
         session.answered = grant.ack
+        session.leases = len(grant.leases)
         work.send(
             session,
             wire.Grant(

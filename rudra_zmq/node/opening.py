@@ -21,6 +21,8 @@ from rudra_zmq.node.work import Work, new_key
 from rudra_zmq.wire.layout import diff
 from rudra_zmq.wire.messages.data import Attach, Data, InitDone, Ready, Rule, RuleReply, SendInit
 
+MOST_AHEAD = 64  # leases beyond the one that is computed; more would only tie samples to a slow learner
+
 
 class Opening:
     """``turn`` gives an event to the core; ``fail`` ends the job."""
@@ -175,9 +177,9 @@ class Opening:
         self._make_core(message.samples)
         assert work.sync is not None
         session.minibatch = mu * message.accumulate
-        session.prefetch = message.prefetch
+        session.prefetch = min(message.prefetch, MOST_AHEAD)
         session.joined = True
-        self._turn(Join(session.rank, session.incarnation, session.minibatch, message.prefetch))
+        self._turn(Join(session.rank, session.incarnation, session.minibatch, session.prefetch))
         self.look()
 
     def _make_core(self, samples: int) -> None:

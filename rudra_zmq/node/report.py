@@ -21,6 +21,7 @@ from rudra_zmq.wire.messages.control import JobState, LearnerRow, Progress
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 WAITING_AFTER_S = 5.0
 _MOST_BINS = 4096
+_MOST_ROWS = 1000  # a report has to fit into one message
 
 
 def resident() -> int:
@@ -97,7 +98,7 @@ class Report:
                 "loss": figures.loss,
                 "accuracy": figures.accuracy,
                 "overlap": figures.share.overlap,
-                "rows": list(figures.rows),
+                "rows": figures.rows[-_MOST_ROWS:],
             }
         return Progress(
             state=state,

@@ -48,6 +48,7 @@ class Session:
     ack: int = -1  # of the grant that `key` belongs to
     key: int = 0  # of the chunks of its next gradient
     slot: int = 0  # that they go into
+    leases: int = 0  # that it holds, as of its last grant
     expecting: bool = False  # the present connection's inbox knows `key`
     finite: bool = True  # what came of that gradient so far
     pushed: int = 0  # last seq that has a verdict

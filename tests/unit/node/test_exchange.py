@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rudra_zmq.node.work import Diverged
+from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages import data as d
 from tests.unit.node.stage import ATTACH, Peer, Stage
 
@@ -312,3 +313,27 @@ def test_staleness_of_a_learner_that_keeps_old_weights_is_a_warning(stage_of: St
         slow.push(timestamp=0)
     assert stage.lead.report.progress().rows[0].staleness_mean > 3.0
     assert stage.events("mean staleness of epoch 1")
+
+
+def test_weights_that_are_not_finite_at_the_end_are_a_failure(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=1, protocol="async", snapshot="auto")
+    (peer,) = stage.crew(1, samples=12)
+    for _ in range(3):
+        peer.push(3e38)
+    stage.settle()
+    peer.say(d.Bye(reason="done"))
+    stage.settle()
+    (done,) = stage.all(c.NodeDone)
+    assert done.state == "FAILED" and "at update 3 the weights are not finite" in done.reason
+    assert [p.name for p in (stage.folder / "snapshots").iterdir()] == ["1-0"]
+
+
+def test_leases_are_bounded(stage_of: StageOf) -> None:
+    stage = stage_of(**ASYNC)
+    zero, _ = stage.crew(2, samples=32_000, prefetch=1024)
+    assert len(zero.hear().leases) == 65
+    for _ in range(1000):
+        zero.say(d.Want(held=0))
+    messages = [m for m in zero.box if not isinstance(m, tuple)]
+    assert max(len(m.leases) for m in messages if isinstance(m, d.Grant)) <= 600
+    assert any(isinstance(m, d.Refused) and "without a push" in m.message for m in messages)

@@ -137,6 +137,14 @@ def test_weights_changed_by_the_script_are_refused_by_name(tamper) -> None:
         attached.check()
 
 
+def test_a_change_that_new_weights_have_replaced_is_none() -> None:
+    model = net()
+    attached = AttachedModel(model)
+    clamp(model)
+    change(attached, 0.5)
+    attached.check()
+
+
 def test_what_data_hides_at_each_step_is_found_within_a_round_of_windows() -> None:
     model = nn.Linear(WINDOW, 3, bias=False)
     attached = AttachedModel(model)

@@ -347,22 +347,24 @@ def test_accumulate_works_with_a_step_per_group_and_divided_losses() -> None:
     assert np.allclose(one[0], two[0], rtol=1e-5, atol=1e-7)
 
 
-def test_a_skipped_part_of_an_accumulation_leaves_the_mean_of_the_rest() -> None:
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_a_skipped_part_of_an_accumulation_leaves_the_mean_of_the_rest(skipped: int) -> None:
     exchange = Remembering(job())
     with alone(exchange) as learner:
-        learner.accumulate(2)
+        learner.accumulate(3)
         model = learner.attach(net())
         opt = sgd(learner, model)
         grads = []
-        for i, batch in enumerate(learner.batches(data(16))):
-            if i == 1:
+        for i, batch in enumerate(learner.batches(data(24))):
+            if i == skipped:
                 continue
             loss_of(model, batch).backward()
             grads.append(torch.cat([p.grad.reshape(-1) for p in model.parameters()]).numpy())
             opt.step()
             opt.zero_grad()
-    assert [push.count for push in exchange.pushes] == [16]
-    assert exchange.vectors[0] is not None and np.allclose(exchange.vectors[0], grads[0], rtol=1e-6)
+    assert [push.count for push in exchange.pushes] == [24]
+    assert exchange.vectors[0] is not None
+    assert np.allclose(exchange.vectors[0], (grads[0] + grads[1]) / 2, rtol=1e-5, atol=1e-7)
 
 
 def by_hand(exchange: Remembering, samples: int, every: int, zero_first: bool = False) -> tuple[Learner, nn.Module]:
@@ -398,14 +400,15 @@ def test_what_is_left_at_the_end_of_an_epoch_is_pushed_with_its_true_count() -> 
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_gradients_that_the_script_drops_take_their_batches_with_them() -> None:
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_the_script_drops_take_their_batches_with_them(to_none: bool) -> None:
     exchange = Remembering(job(minibatch=10))
     with alone(exchange) as learner:
         model = learner.attach(net())
         opt = sgd(learner, model)
         grads = []
         for i, batch in enumerate(learner.batches(data())):
-            opt.zero_grad()
+            opt.zero_grad(set_to_none=to_none)
             loss_of(model, batch).backward()
             if i == 1:
                 continue  # a finite gradient, and no step: zero_grad drops it
@@ -603,6 +606,20 @@ def test_accumulation_by_hand_asks_for_more_and_pushes_when_there_is_none() -> N
 
     assert run_script(exchange, step) == [[0], [0]]
     assert exchange.wants == 1 and [g.count for g in exchange.pushed] == [4, 4]
+
+
+def test_a_gradient_over_two_versions_is_as_old_as_the_older() -> None:
+    first, second = lease(0, 0, 4), lease(0, 4, 8)
+    newer = {"verdict": "", "clock": Clock(1, 7), "fresh": True}
+    exchange = Scripted([([first], None), ([first, second], newer), ([], {"done": True})])
+
+    def step(learner: Learner, model: nn.Module, batch: Any, loop: int) -> None:
+        loss_of(model, batch).backward()
+        if exchange.wants:
+            learner._optimizer.step()  # type: ignore[union-attr]
+
+    assert run_script(exchange, step) == [[0, 4]]
+    assert exchange.pushed[0].clock == Clock(1, 0) and exchange.pushed[0].count == 8
 
 
 def test_a_restored_job_voids_what_is_under_way() -> None:

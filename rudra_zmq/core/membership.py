@@ -143,9 +143,8 @@ class Membership:
         """End the session of ``member``. A lost one stays counted until its deadline, one that left does not."""
         member.session = None
         member.state = state
-        lost = state == "lost" and self.began
-        member.counted = lost
-        member.deadline = now + self._params.deadline if lost else math.inf
+        member.counted = state == "lost" and self.began
+        member.deadline = now + self._params.deadline
 
     def overdue(self, now: float) -> list[Member]:
         """Lost members whose deadline has passed, once each."""

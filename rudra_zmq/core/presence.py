@@ -120,7 +120,7 @@ class Presence:
         force = Members(
             lam=lam,
             n=n,
-            c=lam if protocol == "hardsync" else lam // n,
+            c=lam // n,
             global_batch=common.crew.global_batch,
             protocol=protocol,
             note=f"n = {wanted} is clamped to {n}, the number of learners" if n < wanted else "",

@@ -106,13 +106,12 @@ class Rounds:
         """Return every lease that was not begun; ``begun`` tells how many of each rank were."""
         for rank in [rank for rank in self._current if not begun.get(rank, 0)]:
             self.withdraw(rank)
-        seen = dict.fromkeys(self._current, 1)
+        left = {rank: begun[rank] - 1 for rank in self._current}  # of its leases ahead
         for deal in self._ahead:
             for rank in list(deal):
-                seen[rank] = seen.get(rank, 0) + 1
-                if seen[rank] > begun.get(rank, 0) or rank not in self._current:
+                left[rank] = left.get(rank, 0) - 1
+                if left[rank] < 0:
                     self._ledger.give_back(deal.pop(rank).spans)
-        self._ahead = [deal for deal in self._ahead if deal]
 
     def _deal(self, minibatches: Mapping[int, int]) -> Deal:
         epoch = self._ledger.leasable(self._limit)

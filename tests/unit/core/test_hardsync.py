@@ -308,3 +308,22 @@ def test_want_deals_one_round_more_to_all() -> None:
     world.push(1)
     assert [e.count for e in world.decisions[0].entries] == [12, 4]
     assert world.live[0].grant.leases == (Lease((Span(0, 12, 16),)),), "what was dealt to rank 1 is dealt anew"
+
+
+@pytest.mark.parametrize("wants", [0, 1])
+def test_drain_takes_back_the_forecast(wants: int) -> None:
+    world = make("hardsync", samples=100, count=2)
+    world.begin(prefetch=1)
+    for _ in range(wants):
+        world.want(0)
+    world.drain()
+    # Begun are one lease each; by wanting a third one rank 0 has begun all three of its own.
+    assert world.sync._common.ledger.counts(0)["out"] == 8 + 8 * wants
+
+
+def test_a_round_counts_those_who_are_left_of_it() -> None:
+    world = make("hardsync", samples=100, sync={"backup": 1})
+    world.begin()
+    world.push(0)
+    world.leave(1, "bye")
+    assert kinds(world.push(2)) == ["Update", "Grant", "Grant"], "two of three"

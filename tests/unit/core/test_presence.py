@@ -628,3 +628,30 @@ def test_one_two_one_learners_in_mid_epoch() -> None:
     world.leave(0, "bye")
     world.finish()
     assert world.finished.complete and len(world.applied) == 120
+
+
+def test_want_adds_one_lease_to_what_the_prefetch_could_not_have() -> None:
+    world = make(samples=12, count=2)
+    world.begin()
+    assert len(world.live[1].grant.leases) == 1, "there was no more"
+    world.leave(0)
+    (grant,) = world.want(1)
+    assert [lease.spans for lease in grant.leases] == [(Span(0, 4, 8),), (Span(0, 0, 4),)]
+
+
+def test_of_what_a_want_brings_the_next_lease_alone_is_begun() -> None:
+    world = make(samples=16, count=2)
+    world.begin(prefetch=2)
+    assert [len(world.live[rank].grant.leases) for rank in (0, 1)] == [3, 1]
+    world.leave(0)
+    (grant,) = world.want(1)
+    assert len(grant.leases) == 3
+    world.drain()
+    assert world.sync._common.ledger.counts(0)["out"] == 8
+
+
+def test_who_left_has_no_deadline() -> None:
+    world = make(count=2, deadline=10.0)
+    world.begin()
+    world.leave(0, "bye")
+    assert world.sync.next_deadline() is None

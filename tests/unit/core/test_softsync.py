@@ -383,3 +383,42 @@ def test_the_ledger_stays_small_however_long_the_job() -> None:
             pages = world.sync.state()["ledger"]["open"].values()
             most = max([most, *(len(page["applied"]) for page in pages)])
     assert most <= 4 * 30 and world.finished.complete
+
+
+@pytest.mark.parametrize(("modulation", "scales"), [("average", [3 / 10] * 3), ("staleness", [1 / 4, 1, 1 / 6])])
+def test_folding_weighs_like_the_update_that_it_ends_in(modulation: str, scales: list[float]) -> None:
+    world = make(samples=1000, n=2, count=7, sync={"modulation": modulation})
+    world.begin()
+    for _ in range(2):
+        for rank in (1, 2, 3):
+            world.push(rank)
+    world.push(0), world.push(1), world.push(2)  # update 3, rank 0 from version 2 on
+    for _ in range(3):
+        for rank in (1, 2, 3):
+            world.push(rank)
+    # Clock 6, rank 0 computes from version 2: sigma 4, then 0.
+    assert [kinds(world.push(0)), kinds(world.push(0))] == [["Grant"], ["Fold", "Grant"]]
+    made = decision(world.push(4))
+    assert [(e.id.rank, e.folded, e.sigma) for e in made.entries] == [(0, True, 4), (0, False, 0), (4, False, 6)]
+    assert made.mean_sigma == pytest.approx(10 / 3)
+    assert [e.scale for e in made.entries] == pytest.approx(scales)
+    assert [e.coefficient for e in made.entries] == pytest.approx([s / 3 for s in scales])
+    fold = 4 / 4 if modulation == "staleness" else 4.0
+    assert made.fold_coefficient * fold == pytest.approx(made.entries[0].coefficient)
+
+
+def test_drain_takes_back_what_one_who_waits_has_not_begun() -> None:
+    world = make(samples=100, n=2, count=2, sync={"max_staleness": 0, "on_stale": "hold"})
+    world.begin()
+    assert world.push(0) == []  # held back: rank 1 computes from version 0
+    world.drain()
+    actions = world.push(1)
+    assert kinds(actions) == ["Update", "Finished", "Grant", "Grant"]
+    assert world.sync.samples_applied == 8
+
+
+def test_a_forecast_is_no_longer_than_asked_for() -> None:
+    for protocol in ("softsync", "hardsync"):
+        world = make(protocol, samples=1000)
+        world.begin(prefetch=2)
+        assert world.sync._common.ledger.counts(0)["out"] == 3 * 16

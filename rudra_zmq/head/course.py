@@ -170,6 +170,7 @@ class Course:
     def _end_learners(self, job: Job, now: float) -> None:
         """Trained learners end by themselves, a script may still have work of its own; others are told."""
         if job.ending and job.ending[0] == "DONE":
+            self.crew.dismiss(job)
             patience = max(LEARNERS_END_S, job.file.learners.step_timeout_s)
             job.timers += [(now + patience, "stop-learners"), (now + patience + FORCE_S + 3.0, "force")]
             if self.crew.alive(job):

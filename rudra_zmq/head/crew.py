@@ -121,7 +121,9 @@ class Crew:
         again = learner.state == "backoff"
         learner.state, learner.incarnation = "running", message.incarnation
         learner.next = max(learner.next, message.incarnation + 1)
-        if again:
+        if job.done:
+            self.dismiss(job)
+        elif again:
             text = f"{called(learner.rank)} runs again as incarnation {message.incarnation} (PID {message.pid})"
             self._book.event(job.id, "I", text)
 
@@ -217,6 +219,17 @@ class Crew:
         job.fences.add((message.rank, message.incarnation))
         kill = KillLearner(job=job.id, rank=message.rank, incarnation=message.incarnation, reason=message.reason)
         self._fleet.tell(host, kill)
+
+    def dismiss(self, job: Job) -> None:
+        """The job is trained: who comes (again) too late to have a part in it is not to look for its node."""
+        rows = [] if job.progress is None else job.progress.learners
+        newest = {row.rank: row.incarnation for row in rows}
+        for learner in job.learners.values():
+            here = newest.get(learner.rank, learner.incarnation) == learner.incarnation
+            late = learner.state in ("starting", "backoff") or not here
+            host = self._fleet.registered(learner.host)
+            if learner.alive and late and learner.rank != EVALUATOR and host is not None:
+                self._fleet.tell(host, StopLearners(job=job.id, ranks=[learner.rank], grace=0.0))
 
     def stop(self, job: Job, grace: float) -> None:
         """End all of a job, on all hosts that run some of it."""

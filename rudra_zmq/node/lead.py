@@ -41,6 +41,7 @@ class Lead:
         self.turns.connect(self)
         self._last_tick = work.clock()
         self._was = ""
+        self._ended: set[int] = set()  # ranks whose process is gone and will not be started again
 
     def _written(self, _: object) -> None:
         self.ending.advance()
@@ -162,6 +163,8 @@ class Lead:
             if hello.role == "evaluator":
                 self.testing.gone(for_good=False)
         connection, session = work.sessions.hello(peer, hello, work.clock())
+        if session is not None:
+            self._ended.discard(session.rank)
         clock = self.opening.clock
         welcome = wire.Welcome(
             generation=clock.generation,
@@ -246,6 +249,20 @@ class Lead:
         if session is not None:
             again = ", is started again" if message.respawn else ""
             self.end(session, message.kind, (message.text or f"its process is gone ({message.kind})") + again)
+        if not message.respawn:
+            self._ended_for_good(message)
+
+    def _ended_for_good(self, message: control.LearnerGone) -> None:
+        """Whom nobody will start again is not waited for."""
+        work = self.work
+        self._ended.add(message.rank)
+        if self.ending.over or self.ending.draining:
+            return
+        if message.kind == "bye" and not work.started:
+            fix = "iterate learner.batches(...) inside `with rudra.join() as learner:`"
+            self.fail(f"the script of rank {message.rank} ended before training began. Fix: {fix}")
+        elif len(self._ended) >= work.job.learners.count and not work.sessions.all:
+            self.fail("every learner has ended before the job did, and none will be started again")
 
     # -------------------------------------------------------------------------------------------- time
 

@@ -117,6 +117,19 @@ def test_a_loss_after_the_training_is_not_made_good(world: World) -> None:
     assert world.state_of(job) == "DONE"
 
 
+def test_who_comes_again_once_the_job_is_trained_is_sent_home(world: World) -> None:
+    job = world.running(3, toml=SCRIPT)
+    for rank in (1, 2):
+        world.exit(job, rank, "signal", respawn=True)
+    world.started(job, 1, incarnation=2)
+    rows = [c.LearnerRow(rank=rank, incarnation=1, state="left") for rank in range(3)]
+    progress = c.Progress(state="DONE", learners=rows)
+    world.send(b"node", c.NodeDone(job=job, state="DONE", reason="", progress=progress))
+    assert [m.ranks for m in world.sent(c.StopLearners)] == [[1], [2]]  # it runs, it waits to start
+    world.started(job, 2, incarnation=2)  # it had begun to
+    assert [2] in [m.ranks for m in world.sent(c.StopLearners)]
+
+
 @pytest.mark.parametrize("kind", ["error", "spawn"])
 def test_a_learner_that_raises_fails_the_job_within_ten_seconds(world: World, kind: str) -> None:
     job = world.running(2)

@@ -253,3 +253,36 @@ def test_the_global_batch_and_rate_are_said_at_start(stage_of: StageOf) -> None:
     )
     stage.crew(2)
     assert stage.events("hardsync: lambda 2, n 1, c 2; global batch 8, rate 0.2")
+
+
+def test_a_script_that_ends_before_training_fails_the_job_at_once(stage_of: StageOf) -> None:
+    stage = stage_of(count=2)
+    Peer(stage, 1).hello()
+    stage.lead.command(c.LearnerGone(rank=0, incarnation=1, kind="bye", respawn=False))
+    stage.pass_time(6.0)  # rank 1 is given the time to leave
+    (done,) = stage.all(c.NodeDone)
+    assert done.state == "FAILED" and "script of rank 0 ended before training" in done.reason and "Fix: " in done.reason
+
+
+@pytest.mark.parametrize("kinds", [("bye", "bye"), ("lost", "bye"), ("lost", "lost")])
+def test_nobody_left_and_nobody_to_come_ends_the_job_at_once(stage_of: StageOf, kinds: tuple[str, str]) -> None:
+    stage = stage_of(count=2, learners='on_lost = "wait"')
+    crew = stage.crew(2)
+    crew[0].push(1.0)
+    for rank, kind in enumerate(kinds):
+        assert not stage.all(c.NodeDone)
+        if kind == "bye":
+            crew[rank].say(d.Bye(reason="drain"))
+        stage.lead.command(c.LearnerGone(rank=rank, incarnation=1, kind=kind, respawn=False))  # type: ignore[arg-type]
+    stage.settle()
+    (done,) = stage.all(c.NodeDone)
+    assert done.state == "FAILED" and "every learner has ended" in done.reason
+
+
+def test_who_is_started_elsewhere_is_waited_for(stage_of: StageOf) -> None:
+    stage = stage_of(count=1)
+    (peer,) = stage.crew(1)
+    peer.push(1.0)
+    stage.lead.command(c.LearnerGone(rank=0, incarnation=1, kind="lost", respawn=True))
+    stage.settle()
+    assert not stage.all(c.NodeDone)

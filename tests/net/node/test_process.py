@@ -95,14 +95,14 @@ def test_a_thousand_connections_leave_nothing(rig_of: RigOf) -> None:
                 assert dealer.wait(10.0)
             dealer.close()
 
-    connect(100)
-    crew[0].push()
-    crew[0].grant()
-    before = rig.psd.newest().memory
-    connect(1000)
-    crew[0].push()
-    crew[0].grant()
-    assert rig.psd.newest().memory - before < 3 << 20
+    sizes = []
+    for _ in range(4):
+        connect(300)
+        crew[0].push()  # and the learner is still served
+        crew[0].grant()
+        sizes.append(rig.psd.newest().memory)
+    # A burst may cost memory once; what every connection left would show each time (1 kB each: 300 kB).
+    assert min(b - a for a, b in pairwise(sizes)) < 100_000
 
 
 # ------------------------------------------------------------------------------------- slow and stopped

@@ -146,6 +146,8 @@ class Turns:
     def _members(self, action: Members) -> None:
         work = self.work
         assert work.model is not None
+        if not action.global_batch:
+            return  # nobody is left; Waiting says so
         rate = work.model.rate(work.job.sync.protocol, action.global_batch)
         note = f" ({action.note})" if action.note else ""
         work.event(

@@ -299,8 +299,11 @@ class Lead:
             self.saving.consider(epoch_done=False)
         self.testing.next()
         self.ending.advance()
-        if self.report.state[0] != self._was:
-            self._was = self.report.state[0]
+        state, reason = self.report.state
+        if state != self._was:
+            self._was = state
+            if state == "WAITING" and not work.started:  # later waits are the core's, and said in its turn
+                work.event("I", f"waits: {reason}")
             work.head.report()
 
     def _rate_learners(self, elapsed: float) -> None:

@@ -216,6 +216,7 @@ def test_all_are_waited_for_then_it_starts_with_those_who_are_here(stage_of: Sta
     stage.pass_time(10.0, alive=peers)
     assert stage.state() == "WAITING"
     assert stage.lead.report.state[1] == "2/3 learners (rank 1 missing, 10 s of 30 s)"
+    assert len(stage.events("waits: 2/3 learners (rank 1 missing")) == 1
     assert peers[0].none(d.SendInit)
     stage.pass_time(20.5, alive=peers)
     peers[0].upload()

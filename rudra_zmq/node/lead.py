@@ -248,6 +248,8 @@ class Lead:
         session = self.work.sessions.session(message.rank, message.incarnation)
         if session is not None:
             again = ", is started again" if message.respawn else ""
+            if message.kind != "bye" and not message.respawn:
+                again = ", is not started again"
             self.end(session, message.kind, (message.text or f"its process is gone ({message.kind})") + again)
         if not message.respawn:
             self._ended_for_good(message)

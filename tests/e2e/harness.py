@@ -72,7 +72,7 @@ class Rudra:
             text=True,
             start_new_session=True,
             # A shell that starts the tests in the background has SIGINT ignored, and that is inherited.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
 
     def processes(self) -> dict[int, str]:

@@ -50,7 +50,7 @@ class Opening:
             self._uploader = None
         if model.exists:
             self._ready(session)
-        elif self._work.job.job.init:
+        elif self._work.job.job.init and not self._work.over:
             self._load_init(model)
         self.look()
 
@@ -211,7 +211,7 @@ class Opening:
     def look(self) -> None:
         """Is it time for the upload, for the start, or to give up? To be called at each change and each second."""
         work = self._work
-        if work.started:
+        if work.started or work.over:
             return
         everyone = self._is_complete()
         model = work.model

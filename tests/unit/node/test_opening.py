@@ -115,7 +115,8 @@ def test_version_0_from_a_file(stage_of: StageOf, tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_fails_the_job(stage_of: StageOf, tmp_path: Path) -> None:
     stage = stage_of(job=f'init = "{tmp_path}/absent.safetensors"')
-    _attached(stage, 0)
+    crew = [_attached(stage, 0), _attached(stage, 1)]
+    assert len(stage.events("absent.safetensors")) == 1 and crew[0].none(d.SendInit)
     stage.pass_time(6.0)
     done = stage.all(c.NodeDone)
     assert [m.state for m in done] == ["FAILED"] and "No such file" in done[0].reason and "Fix:" in done[0].reason

@@ -33,7 +33,9 @@ def test_times() -> None:
     assert output.utc(0) is None
     assert output.utc(1.5) == "1970-01-01T00:00:01.500Z"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}", output.local(1000.0))
-    assert output.ago(time.time() - 180) in ("3 m 00 s ago", "3 m 01 s ago")
+    now = time.time()
+    for seconds, text in ((4, "4 s"), (119, "119 s"), (190, "3 m"), (7300, "2 h"), (86400 * 2.1, "2 d")):
+        assert output.ago(now - seconds) == f"{text} ago"
     assert output.ago(0) == output.local(0) == "-"
 
 

@@ -93,7 +93,7 @@ class Presence:
             elif common.learners.on_lost == "shrink":
                 self._give_up(member)
                 self.reckon()
-            self._review()
+        self._review()
         waiting = common.waiting
         if waiting is not None and common.now >= waiting.deadline:
             common.fail(f"{waiting.present} learners are present, at least {waiting.needed} are needed")

@@ -209,11 +209,11 @@ class Supervisor:
 
 def _others(group: int) -> bool:
     """Whether processes besides the leader, which has ended, live in this group."""
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and int(entry.name) != group:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != group:
             with contextlib.suppress(OSError, IndexError, ValueError):
                 state, _, its_group = (
-                    Path(entry.path, "stat").read_text("ascii", "replace").rpartition(")")[2].split()[:3]
+                    Path("/proc", name, "stat").read_text("ascii", "replace").rpartition(")")[2].split()[:3]
                 )
                 if int(its_group) == group and state != "Z":
                     return True

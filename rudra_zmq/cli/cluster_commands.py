@@ -61,7 +61,8 @@ def _await_hosts(cli: Cli, child: subprocess.Popen[bytes], log: Path, start: int
         for ended, pattern in ((child.poll() is not None, _LINE), (True, _DAEMON_ENDED)):
             if ended and (why := _why(log, start, pattern)):
                 _give_up(child)
-                raise RudraError(f"it did not start: {why}", where=str(log.parent), fix="see the logs there")
+                fix = "" if "Fix: " in why else f"see the logs in {log.parent}"
+                raise RudraError(f"it did not start: {why}", fix=fix)
         try:
             with Places(cli.settings) as places:
                 found = places.head().hosts()

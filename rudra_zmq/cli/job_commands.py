@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from dataclasses import replace
 
 import click
 
 from rudra_zmq.cli.base import Cli, command, complete_jobs, fail, job_argument, json_option, quiet_option
 from rudra_zmq.cli.follow import Follower, event_line, story
 from rudra_zmq.cli.jobs_given import TargetCommand, load_target, set_option, submission, target_arguments
-from rudra_zmq.cli.output import ago, emit_json, note, percent, say, size, table, utc
+from rudra_zmq.cli.output import ago, emit_json, note, percent, say, screen, size, table, utc
 from rudra_zmq.cli.places import ENDED, DownCluster, Found, Head, down, ended_run
 from rudra_zmq.cli.report import failure, job_object, print_status, print_summary
 from rudra_zmq.config import job_from_toml, parse_duration
@@ -239,9 +241,8 @@ def _show_status(found: Found, as_json: bool, clear: bool) -> JobRow:
         emit_json(job_object(row))
         return row
     events = story(found.place, row.job)[-3:]
-    if clear:
-        sys.stdout.write("\x1b[H\x1b[2J")
-    print_status(row, [event_line(e) for e in events])
+    with screen() if clear else contextlib.nullcontext():
+        print_status(row, [event_line(e) for e in events])
     return row
 
 
@@ -338,6 +339,8 @@ def again(cli: Cli, job: str, follow: bool, sets: tuple[str, ...], as_json: bool
         reply = found.place.get(found.row.job)
         folder = Path(job_from_toml(reply.toml, name=found.row.name).job.run.cwd or Path.cwd())
         loaded = job_from_toml(reply.toml, name=found.row.name, sets=sets, folder=folder)
+        origins = {k: o if o.startswith("-s ") else reply.origins.get(k, o) for k, o in loaded.origins.items()}
+        loaded = replace(loaded, origins=origins)  # of the first job, not of the file that it became
         message = submission(loaded, again=found.row.job)
         if not found.place.of_run:
             head = found.place if isinstance(found.place, Head) else places.head()

@@ -21,6 +21,7 @@ from rudra_zmq.cli.base import Cli, command, job_argument
 from rudra_zmq.cli.follow import story
 from rudra_zmq.cli.output import emit_json, note, say
 from rudra_zmq.cli.places import ENDED, AnyPlace, DownCluster, Head, down, ended_run
+from rudra_zmq.cli.report import FAILED_PROCESS
 from rudra_zmq.config import parse_duration
 from rudra_zmq.errors import NotFound, RudraError, TimedOut, Unreachable, UsageError
 
@@ -28,7 +29,6 @@ PIECE = 131072
 BEAT_S = 0.5
 PATIENCE_S = 60.0
 _NAME = re.compile(r"logs/(learner-(\d+)|evaluator|node)\.(log|out)")
-_FAILED = re.compile(r"(?:(?:learner|rank) (\d+)|evaluator) failed")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)Z ")
 
 
@@ -148,7 +148,7 @@ def _wanted(place: AnyPlace, job: str, learner: str | None) -> frozenset[str] | 
         return None
     if learner == "failed":
         texts = [place.get(job).row.reason, *(e.text for e in story(place, job) if e.level == "E")]
-        failed = {m[1] or "evaluator" for text in texts for m in _FAILED.finditer(text)}
+        failed = {m[1] or "evaluator" for text in texts for m in FAILED_PROCESS.finditer(text)}
         if not failed:
             raise NotFound(f"no learner of job {job} failed", fix="leave --learner out to see all")
         return frozenset(name if name == "evaluator" else f"learner-{name}" for name in failed)

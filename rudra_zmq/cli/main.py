@@ -56,5 +56,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except OSError as error:  # a full disk, a terminal that is gone; a reader that left (head) ends in click
         where = f" ({error.filename})" if error.filename else ""
-        fail(f"{error.strerror or error}{where}. Fix: make room there, or write elsewhere")
+        fail(f"{error.strerror or error}{where}. Fix: check the path, its permissions and the room on its disk")
         return EXIT_FAILED

@@ -6,6 +6,7 @@ Knows nothing of jobs.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -64,6 +65,18 @@ def fitted(text: str) -> str:
     """The text, cut to one row of the terminal where stdout is one."""
     width = shutil.get_terminal_size().columns if is_terminal() else 0
     return text if not width or len(text) <= width else text[: width - 3] + "..."
+
+
+@contextlib.contextmanager
+def screen() -> Iterator[None]:
+    """What is said inside takes the place of the terminal's contents, as much of it as fits."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        yield
+    columns, rows = shutil.get_terminal_size()
+    lines = [line[:columns] + "\x1b[K\n" for line in text.getvalue().splitlines()[: rows - 1]]
+    sys.stdout.write("\x1b[H" + "".join(lines) + "\x1b[J")
+    sys.stdout.flush()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

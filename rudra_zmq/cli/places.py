@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 import msgspec
 
@@ -27,6 +29,7 @@ from rudra_zmq.net.client import RpcClient
 from rudra_zmq.wire.messages import control as c
 
 CALL_S = 10.0
+MOST_PROBLEMS = 3
 ENDED = frozenset({"STOPPED", "DONE", "FAILED", "LOST"})
 
 
@@ -103,17 +106,27 @@ class FinishedRun:
 
     @contextmanager
     def _registry(self) -> Iterator[Registry]:
-        fix = f"use a newer rudra if one wrote it, else remove {self.folder}"
         try:
-            registry = Registry.open_readonly(paths.registry_file(self.folder))
+            registry = self._opened()
             try:
                 yield registry
             finally:
                 registry.close()
         except RudraError as error:
-            raise error if error.fix else RudraError(error.message, where=error.where, fix=fix) from None
+            raise error if error.fix else RudraError(error.message, where=error.where, fix=self._fix()) from None
         except (sqlite3.Error, ValueError) as error:
-            raise RudraError(f"the registry cannot be read: {error}", where=str(self.folder), fix=fix) from None
+            raise RudraError(f"the registry cannot be read: {error}", where=str(self.folder), fix=self._fix()) from None
+
+    def _opened(self) -> Registry:
+        path = paths.registry_file(self.folder)
+        if os.access(self.folder, os.W_OK) or not path.is_file():
+            return Registry.open_readonly(path)
+        # SQLite would put files of its own beside it, and may not.
+        db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
+        return Registry(path, db)
+
+    def _fix(self) -> str:
+        return f"use the rudra that wrote it if that is newer; else `rm -r {self.folder}`"
 
     def close(self) -> None: ...
 
@@ -141,11 +154,16 @@ class FinishedRun:
 
     def remove(self, job: str) -> str:
         """The run and its one job are the same thing."""
-        remove_folder(self.folder)
+        try:
+            remove_folder(self.folder)
+        except OSError as error:
+            text = f"the folder of job {job} stays: {error.strerror}"
+            raise RudraError(text, where=str(self.folder), fix="look at its owner and permissions") from None
         return f"removed {self.folder}"
 
     def _settled(self, row: c.JobRow) -> c.JobRow:
         """Nothing runs in a folder without a cluster: a job that had no end was LOST (R16)."""
+        row = msgspec.convert(msgspec.to_builtins(row), c.JobRow)  # SQLite holds nothing against its types
         if row.state in ENDED:
             return row
         reason = "its private cluster is gone; `rudra resume` goes on from the newest snapshot"
@@ -157,10 +175,14 @@ class DownCluster(FinishedRun):
 
     of_run = False
 
+    def _fix(self) -> str:
+        return "use the rudra that wrote it if that is newer, or another state folder (RUDRA_PATHS_STATE)"
+
     def remove(self, job: str) -> str:
         raise Unreachable(f"the cluster of job {job} is down", where=str(self.folder), fix="`rudra up` first")
 
     def _settled(self, row: c.JobRow) -> c.JobRow:
+        row = msgspec.convert(msgspec.to_builtins(row), c.JobRow)
         if row.state in ENDED:
             return row
         return msgspec.structs.replace(row, reason="its cluster is down; `rudra up` goes on with it")
@@ -227,14 +249,27 @@ class Places:
                 self._problems.append(str(error))
         except RudraError as error:
             self._problems.append(str(error))
-        if down and paths.registry_file(state).exists():
+        if down and self._has_registry(state):
             yield DownCluster(state)
         yield from self._runs(state / "runs")
 
+    def _has_registry(self, folder: Path) -> bool:
+        try:
+            return stat.S_ISREG(paths.registry_file(folder).stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            self._problems.append(f"{folder}: {error.strerror}. Fix: chown it to yourself, or remove it")
+            return False
+
     def _runs(self, folder: Path) -> Iterator[AnyPlace]:
         """The private clusters that run, and the folders of those that have."""
-        for run in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []:
-            if not paths.registry_file(run).exists():
+        try:
+            runs = sorted(folder.iterdir(), reverse=True)
+        except FileNotFoundError:
+            runs = []
+        for run in runs:
+            if not self._has_registry(run):
                 continue
             endpoint = live_endpoint(run)
             if endpoint is None:
@@ -249,9 +284,12 @@ class Places:
             yield place
 
     def tell(self) -> None:
-        """Name the places that did not answer, once."""
-        for line in dict.fromkeys(self._problems):
+        """Name the places that could not be asked, once."""
+        lines = list(dict.fromkeys(self._problems))
+        for line in lines[:MOST_PROBLEMS]:
             note(f"rudra: {line}")
+        if len(lines) > MOST_PROBLEMS:
+            note(f"rudra: and {len(lines) - MOST_PROBLEMS} more places that cannot be read")
         self._problems.clear()
 
     def jobs(self) -> list[Found]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from rudra_zmq.wire.messages.control import EpochRow, JobRow, LearnerRow, Progre
 EPOCHS_OF_STATUS = 4
 LEARNERS_OF_STATUS = 8
 EPOCHS_OF_SUMMARY = 20
+FAILED_PROCESS = re.compile(r"(?:(?:learner|rank) (\d+)|evaluator) failed")  # in a reason, and in the story
 
 
 def job_object(row: JobRow) -> dict[str, Any]:
@@ -24,15 +26,15 @@ def job_object(row: JobRow) -> dict[str, Any]:
         "name": row.name,
         "state": row.state,
         "reason": row.reason or p.reason,
-        "protocol": p.protocol,
-        "rule": p.rule,
-        "n": p.n,
-        "lambda": p.lam,
-        "declared": p.declared,
-        "mu": p.mu,
-        "c": p.c,
-        "global_batch": p.global_batch,
-        "generation": p.generation,
+        "protocol": p.protocol or None,
+        "rule": p.rule or None,
+        "n": p.n or None,
+        "lambda": p.lam or None,
+        "declared": p.declared or None,
+        "mu": p.mu or None,
+        "c": p.c or None,
+        "global_batch": p.global_batch or None,
+        "generation": p.generation or None,
         "seconds": p.seconds,
         "samples_per_s": p.samples_per_s,
         "updates_per_s": p.updates_per_s,
@@ -54,10 +56,10 @@ def job_object(row: JobRow) -> dict[str, Any]:
             "skipped": p.skipped,
             "dropped": p.drops,
         },
-        "parameters": p.parameters,
-        "memory": p.memory,
+        "parameters": p.parameters or None,
+        "memory": p.memory or None,
         "snapshot_age": p.snapshot_age,
-        "limited_by": p.limited_by,
+        "limited_by": p.limited_by or None,
         "epochs": [msgspec.to_builtins(e) for e in p.rows],
         "learners": [msgspec.to_builtins(e) for e in p.learners],
         "weights": p.weights or None,
@@ -113,13 +115,13 @@ def print_summary(row: JobRow) -> None:
     p = row.progress or Progress(state=row.state)
     say(f"job {row.job} {row.name}: {row.state}" + (f" ({row.reason})" if row.reason else ""))
     if p.protocol:
-        say(f"{_protocol(p)}, {p.lam} learners x {p.mu} samples, rule {p.rule}, {p.parameters:,} parameters")
+        say(f"{_protocol(p)}, {p.lam} learners x {p.mu} samples, {p.rule}, {p.parameters:,} parameters")
     print_epochs(p.rows, p.samples_per_epoch, EPOCHS_OF_SUMMARY)
     print_histogram(p)
     if p.updates:
         say(
             f"accuracy {percent(p.accuracy)}  time {span(p.seconds)}  {p.samples_per_s:,.0f} samples/s  "
-            f"{p.updates:,} updates  overlap {100 * p.overlap:.0f} %"
+            f"overlap {100 * p.overlap:.0f} %"
         )
     if p.weights:
         say(f"weights  {p.weights}")
@@ -132,7 +134,8 @@ def failure(row: JobRow, told: bool = False) -> str:
     if row.state not in ("FAILED", "LOST"):
         return ""
     why = f": {row.reason}" if row.reason and not told else ""
-    fix = f"`rudra logs {row.job}` shows what was written, `rudra resume {row.job}` goes on with it"
+    whose = " --learner failed" if FAILED_PROCESS.search(row.reason) else ""
+    fix = f"`rudra logs {row.job}{whose}` shows more, `rudra resume {row.job}` goes on from the newest snapshot"
     return f"job {row.job} is {row.state}{why}. Fix: {fix}"
 
 
@@ -153,16 +156,16 @@ def print_status(row: JobRow, last_events: list[str]) -> None:
         _print_figures(p, ended)
     if row.folder:
         say(f"folder    {row.folder}")
+    if last_events:
+        say()
+        for line in last_events:
+            say(fitted(line))
     if p.learners:
         say()
         _print_learners(p)
     if p.rows:
         say()
         print_epochs(p.rows, p.samples_per_epoch, EPOCHS_OF_STATUS)
-    if last_events:
-        say()
-        for line in last_events:
-            say(fitted(line))
 
 
 def _print_figures(p: Progress, ended: bool) -> None:

@@ -131,7 +131,7 @@ class Exchange:
                 session.compute += weight * (message.compute_s - session.compute)
             epoch = message.spans[0][0]
             work.figures.pushed(epoch, message.count, message.loss, message.compute_s, message.wait_s)
-        elif not event.finite and message.count:
+        elif not event.finite and message.count and not work.over:
             work.check_weights()
             session.refused += 1
             times = f" ({session.refused} so far)" if session.refused > 1 else ""

@@ -257,6 +257,18 @@ def test_the_global_batch_and_rate_are_said_at_start(stage_of: StageOf) -> None:
     assert stage.events("hardsync: lambda 2, n 1, c 2; global batch 8, rate 0.2")
 
 
+def test_what_came_before_all_left_is_applied_at_its_own_rate(stage_of: StageOf) -> None:
+    stage = stage_of(
+        update='rule = "sgd"\nlr = 0.1\nreference_batch = 1\nscaling = "sqrt"\nschedule = {kind = "constant"}'
+    )
+    zero, one = stage.crew(2)
+    zero.push()
+    zero.say(d.Bye(reason="drain"))
+    one.say(d.Bye(reason="drain"))
+    figures = stage.lead.work.figures
+    assert figures is not None and (figures.updates, figures.applied, figures.lr) == (1, 4, 0.2)
+
+
 def test_a_script_that_ends_before_training_fails_the_job_at_once(stage_of: StageOf) -> None:
     stage = stage_of(count=2)
     Peer(stage, 1).hello()
@@ -264,6 +276,23 @@ def test_a_script_that_ends_before_training_fails_the_job_at_once(stage_of: Stag
     stage.pass_time(6.0)  # rank 1 is given the time to leave
     (done,) = stage.all(c.NodeDone)
     assert done.state == "FAILED" and "script of rank 0 ended before training" in done.reason and "Fix: " in done.reason
+
+
+def test_a_good_bye_while_a_restarted_node_waits_for_the_others_fails_nothing(stage_of: StageOf) -> None:
+    one = stage_of(count=2, snapshot="auto")
+    zero, other = one.crew(2)
+    one.settle()
+    zero.push()
+    other.push()
+    one.lead.saving.save()
+    one.settle()
+    two = stage_of(count=2, snapshot="auto", generation=2, resume=True)
+    back = Peer(two, 1)
+    back.hello()
+    back.say(ATTACH)
+    back.say(d.Bye(reason="drain"))
+    two.lead.command(c.LearnerGone(rank=1, incarnation=1, kind="bye", respawn=False))
+    assert not two.lead.ending.over
 
 
 @pytest.mark.parametrize("kinds", [("bye", "bye"), ("lost", "bye"), ("lost", "lost")])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from rudra_zmq.update.rules import (
     F32,
     NORM_BLOCK,
     RULES,
+    GroupSpan,
     RuleSpec,
     Scalars,
     State,
@@ -88,16 +90,26 @@ class CpuUpdate:
         self._kernel = KERNELS[spec.rule]
         self._constants = constants(spec)
         self._state = new_state(spec, n)
-        self._kinds = list(dict.fromkeys((g.lr_scale, g.weight_decay) for g in spec.groups))
         self._square_sums = np.zeros(-(-n // NORM_BLOCK) if spec.clip_norm is not None else 0)
         parts = min(threads, max(1, n // MIN_PER_THREAD))
-        size = block or (BLOCK if parts == 1 else BLOCK_OF_THREADS)
-        blocks = _cut(spec, n, size, self._kinds)
-        parts = min(parts, len(blocks))
+        self._size = block or (BLOCK if parts == 1 else BLOCK_OF_THREADS)
+        parts = min(parts, -(-n // self._size))
+        self._share(parts)
+        self._scratch = [_Scratch(min(self._size, n), spec.clip_norm is not None) for _ in self._parts]
+        self._pool = ThreadPoolExecutor(parts - 1, "rudra-update") if parts > 1 else None
+
+    def _share(self, parts: int) -> None:
+        self._kinds = list(dict.fromkeys((g.lr_scale, g.weight_decay) for g in self.spec.groups))
+        blocks = _cut(self.spec, self.n, self._size, self._kinds)
         cuts = [len(blocks) * i // parts for i in range(parts + 1)]
         self._parts = [blocks[lo:hi] for lo, hi in pairwise(cuts)]
-        self._scratch = [_Scratch(min(size, n), spec.clip_norm is not None) for _ in self._parts]
-        self._pool = ThreadPoolExecutor(parts - 1, "rudra-update") if parts > 1 else None
+
+    def regroup(self, groups: Sequence[GroupSpan]) -> None:
+        """Other factors and decays from the next step on; state, memory and threads stay. ValueError as for a spec."""
+        spec = replace(self.spec, groups=tuple(groups))
+        spec.validate(self.n)
+        self.spec = spec
+        self._share(len(self._parts))
 
     @property
     def threads(self) -> int:

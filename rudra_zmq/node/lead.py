@@ -260,8 +260,7 @@ class Lead:
         self._ended.add(message.rank)
         if self.ending.over or self.ending.draining:
             return
-        trained = work.started or (work.sync is not None and work.sync.clock.timestamp > 0)  # by a node before
-        if message.kind == "bye" and not trained:
+        if message.kind == "bye" and not work.started and not work.spec.resume:
             fix = "iterate learner.batches(...) inside `with rudra.join() as learner:`"
             self.fail(f"the script of rank {message.rank} ended before training began. Fix: {fix}")
         elif len(self._ended) >= work.job.learners.count and not work.sessions.all:

@@ -56,7 +56,7 @@ class PrivateCluster:
             endpoint = self._await_endpoint()
             slots = ["--slots", str(self._slots)] if self._slots else []
             self._start("learnerd", "--head", address, *slots)
-            self._head = Head(endpoint["address"], Path(endpoint["token_file"]))
+            self._head = Head(endpoint["address"], Path(endpoint["token_file"]), run=self.folder)
             self._await_host()
         except BaseException:
             self.__exit__()

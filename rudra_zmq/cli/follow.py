@@ -153,6 +153,7 @@ class Follower:
                 try:
                     reply = self.head.events(self.job, self.seen, hold, state)
                 except (Unreachable, TimedOut) as error:
+                    self.check()
                     if (over := ended_run(self.head)) is not None:
                         return over.get(self.job).row  # the private cluster has done its work
                     self._absent(error)
@@ -171,7 +172,6 @@ class Follower:
 
     def _absent(self, error: Unreachable | TimedOut) -> None:
         """Once a second while the head does not answer; said once."""
-        self.check()
         if self._lost is None:
             self._lost = time.monotonic()
             self._tell(f"waiting for psd: {error.message}")

@@ -10,11 +10,12 @@ import json
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -22,13 +23,16 @@ import msgspec
 from rudra_zmq import __version__, paths
 from rudra_zmq.cli.output import note
 from rudra_zmq.config import RudraToml
-from rudra_zmq.errors import NotFound, NotRunning, RudraError, Unreachable
+from rudra_zmq.errors import NotFound, NotRunning, RudraError, TimedOut, Unreachable
 from rudra_zmq.head.files import list_files, read_file, remove_folder, usage
 from rudra_zmq.head.registry import Registry
 from rudra_zmq.net.client import RpcClient
 from rudra_zmq.wire.messages import control as c
+from rudra_zmq.wire.messages.data import Message
 
 CALL_S = 10.0
+SLICE_S = 2.0  # between looks at a private cluster that does not answer
+M = TypeVar("M", bound=Message)
 MOST_PROBLEMS = 3
 ENDED = frozenset({"STOPPED", "DONE", "FAILED", "LOST"})
 
@@ -60,40 +64,55 @@ class Head:
     def close(self) -> None:
         self._rpc.close()
 
+    def _call(self, message: Message, *, expect: type[M], timeout: float) -> M:
+        """The answer. A private cluster that has ended is no reason to wait for one."""
+        if self.run is None:
+            return self._rpc.call(message, expect=expect, timeout=timeout)
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return self._rpc.call(message, expect=expect, timeout=timeout - CALL_S + SLICE_S)
+            except (TimedOut, Unreachable):
+                if live_endpoint(self.run) is None:
+                    raise Unreachable("its private cluster has ended", where=str(self.run)) from None
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
     def jobs(self) -> list[c.JobRow]:
-        return self._rpc.call(c.ListJobs(), expect=c.Jobs, timeout=CALL_S).rows
+        return self._call(c.ListJobs(), expect=c.Jobs, timeout=CALL_S).rows
 
     def get(self, job: str) -> c.JobReply:
-        return self._rpc.call(c.GetJob(job=job), expect=c.JobReply, timeout=CALL_S)
+        return self._call(c.GetJob(job=job), expect=c.JobReply, timeout=CALL_S)
 
     def events(self, job: str, after: int, wait: float, state: str) -> c.Events:
         message = c.GetEvents(job=job, after=after, wait=wait, state=state)
-        return self._rpc.call(message, expect=c.Events, timeout=CALL_S + wait)
+        return self._call(message, expect=c.Events, timeout=CALL_S + wait)
 
     def files(self, job: str) -> list[tuple[str, int]]:
-        return self._rpc.call(c.ListFiles(job=job), expect=c.Files, timeout=CALL_S).rows
+        return self._call(c.ListFiles(job=job), expect=c.Files, timeout=CALL_S).rows
 
     def read(self, job: str, path: str, offset: int, limit: int) -> c.FileData:
         message = c.ReadFile(job=job, path=path, offset=offset, limit=limit)
-        return self._rpc.call(message, expect=c.FileData, timeout=CALL_S)
+        return self._call(message, expect=c.FileData, timeout=CALL_S)
 
     def usage(self) -> list[tuple[str, str, int]]:
-        return self._rpc.call(c.DiskUse(), expect=c.DiskUsed, timeout=CALL_S).rows
+        return self._call(c.DiskUse(), expect=c.DiskUsed, timeout=CALL_S).rows
 
     def remove(self, job: str) -> str:
-        return self._rpc.call(c.RemoveJob(job=job), expect=c.Ok, timeout=CALL_S).text
+        return self._call(c.RemoveJob(job=job), expect=c.Ok, timeout=CALL_S).text
 
     def submit(self, message: c.Submit) -> str:
-        return self._rpc.call(message, expect=c.Submitted, timeout=CALL_S).job
+        return self._call(message, expect=c.Submitted, timeout=CALL_S).job
 
     def stop(self, job: str, now: bool) -> str:
-        return self._rpc.call(c.StopJob(job=job, now=now), expect=c.Ok, timeout=CALL_S).text
+        return self._call(c.StopJob(job=job, now=now), expect=c.Ok, timeout=CALL_S).text
 
     def resume(self, job: str) -> str:
-        return self._rpc.call(c.ResumeJob(job=job), expect=c.Ok, timeout=CALL_S).text
+        return self._call(c.ResumeJob(job=job), expect=c.Ok, timeout=CALL_S).text
 
     def hosts(self) -> list[c.HostRow]:
-        return self._rpc.call(c.ListHosts(), expect=c.Hosts, timeout=CALL_S).rows
+        return self._call(c.ListHosts(), expect=c.Hosts, timeout=CALL_S).rows
 
 
 class FinishedRun:

@@ -134,7 +134,7 @@ def test_no_run_is_kept_open(state: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with places() as found:
         assert len(found.jobs()) == 50
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_choice_among_jobs_is_said(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,8 +50,8 @@ class PrivateCluster:
 
     def __enter__(self) -> PrivateCluster:
         _sweep(self.runtime, self.folder.parent)
-        address = paths.psd_endpoint(self.runtime)
         try:
+            address = paths.psd_endpoint(self.runtime)
             self._start("psd", "--listen", address)
             endpoint = self._await_endpoint()
             slots = ["--slots", str(self._slots)] if self._slots else []

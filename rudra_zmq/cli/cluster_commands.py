@@ -58,11 +58,9 @@ def _await_hosts(cli: Cli, child: subprocess.Popen[bytes], log: Path, start: int
     """The names of the hosts that have joined since ``child`` was started."""
     begun, end = time.time(), time.monotonic() + START_S
     while time.monotonic() < end:
-        for ended, pattern in ((child.poll() is not None, _LINE), (True, _DAEMON_ENDED)):
-            if ended and (why := _why(log, start, pattern)):
-                _give_up(child)
-                fix = "" if "Fix: " in why else f"see the logs in {log.parent}"
-                raise RudraError(f"it did not start: {why}", fix=fix)
+        if why := _why(log, start, ended=child.poll() is not None):
+            _give_up(child)
+            raise RudraError(f"it did not start: {why}", fix="" if "Fix: " in why else f"see the logs in {log.parent}")
         try:
             with Places(cli.settings) as places:
                 found = places.head().hosts()
@@ -75,19 +73,19 @@ def _await_hosts(cli: Cli, child: subprocess.Popen[bytes], log: Path, start: int
     raise TimedOut(f"no host has joined within {START_S:g} s", where=str(log.parent), fix="see the logs there")
 
 
-_LINE = re.compile(r"^(.+)$", re.MULTILINE)
-_DAEMON_ENDED = re.compile(r"ended, is started again daemon=(\w+)")
+_DAEMON_ENDED = re.compile(r"(?:ended, is|a setting is wrong, not) started again daemon=(\w+)")
 
 
-def _why(log: Path, start: int, pattern: re.Pattern[str]) -> str:
-    """The last words of the supervisor, or of the daemon that it had to start again; "" if there are none."""
+def _why(log: Path, start: int, ended: bool) -> str:
+    """The last words of a daemon that has ended, or of the supervisor if it has; "" while all is well."""
     with open(log, errors="replace") as file:
         file.seek(start)
-        found = pattern.findall(file.read())
-    if not found or pattern is _LINE:
-        return found[-1] if found else ""
-    lines = (log.parent / f"{found[0]}.log").read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"{found[0]} ended"
+        text = file.read()
+    if match := _DAEMON_ENDED.search(text):
+        text = (log.parent / f"{match[1]}.log").read_text(errors="replace")
+    elif not ended:
+        return ""
+    return (text.strip().splitlines() or ["it ended without a word"])[-1]
 
 
 def _give_up(child: subprocess.Popen[bytes]) -> None:

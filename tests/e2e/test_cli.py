@@ -223,6 +223,30 @@ def test_a_cluster_through_its_days(rudra: Rudra, script: Path, tmp_path: Path) 
     rudra("down")
 
 
+def test_a_run_whose_psd_is_killed_ends_with_the_fix(rudra: Rudra, script: Path) -> None:
+    run = rudra.start("run", "-s", "learners.count=1", "-s", "job.epochs=50", script, "0.05")
+    wait_for("steps", lambda: "step" in rudra("logs", status=None).out, alive=run)
+    (psd,) = (pid for pid, command in rudra.processes().items() if "daemons.psd" in command)
+    os.kill(psd, signal.SIGKILL)
+    _, err = run.communicate(timeout=30)  # nothing is left that would be waited for
+    assert run.returncode == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("rudra: psd of the private cluster ended") and "Fix: " in last and "rudra resume" in last
+    assert rudra("status", "--json").json["state"] == "LOST"
+
+
+def test_a_runtime_folder_that_is_too_deep_leaves_nothing(rudra: Rudra, tmp_path: Path, script: Path) -> None:
+    deep = tmp_path / ("x" * 90)
+    deep.mkdir(mode=0o700)
+    rudra.env["RUDRA_PATHS_RUNTIME"] = str(deep)
+    begun = time.monotonic()
+    for verb, status in ((["run", script, "0"], 2), (["up"], 1)):
+        refused = rudra(*verb, status=status).err.splitlines()
+        assert len(refused) == 1 and "at most 100 work" in refused[0] and refused[0].count("Fix: ") == 1
+    assert time.monotonic() - begun < 15  # up says what ended, it does not wait for it
+    assert not list(deep.iterdir()) and not list((rudra.home / "state").glob("rudra/*/runs/*"))
+
+
 def test_the_written_script_works_alone_and_under_run(rudra: Rudra) -> None:
     rudra("init", "train.py")
     alone = subprocess.run(

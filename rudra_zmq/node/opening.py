@@ -178,7 +178,7 @@ class Opening:
         assert work.sync is not None
         session.minibatch = mu * message.accumulate
         session.prefetch = min(message.prefetch, MOST_AHEAD)
-        session.joined = True
+        session.joined = session.listens = True
         self._turn(Join(session.rank, session.incarnation, session.minibatch, session.prefetch))
         self.look()
 

@@ -166,6 +166,7 @@ class Follower:
                 if ended and state in ENDED and not reply.rows:
                     return reply.job
                 if state not in ENDED:
+                    self.check()
                     _in_time(deadline, self.job, state)
         finally:
             self._close()

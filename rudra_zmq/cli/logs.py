@@ -1,7 +1,7 @@
 """``rudra logs``: what a job's processes wrote, from the start or as it comes.
 
 Owns the merging of several files and the follower's offsets: a read names (inode, offset), so a cut connection
-resumes where it was, nothing lost and nothing twice.
+resumes where it was, nothing lost and nothing twice. A file that was shortened meanwhile says how much is missing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from rudra_zmq.cli.places import ENDED, AnyPlace, DownCluster, Head, down, ended
 from rudra_zmq.cli.report import FAILED_PROCESS
 from rudra_zmq.config import parse_duration
 from rudra_zmq.errors import NotFound, RudraError, TimedOut, Unreachable, UsageError
+from rudra_zmq.head.files import CUT, KEPT
+from rudra_zmq.wire.messages.control import FileData
 
 PIECE = 131072
 BEAT_S = 0.5
@@ -40,6 +42,8 @@ class Source:
     label: str
     offset: int = 0
     inode: int = 0
+    cut: int = 0  # bytes that are missing from the middle of this file
+    mark: int = 0  # bytes of the line that says so
     rest: bytes = b""  # of a line whose end is not written yet
     fresh: bool = True  # whether the line that comes next is recent enough for --since
     stamp: str = ""  # of the newest line that has one
@@ -229,10 +233,9 @@ class Reader:
     def _read(self, source: Source, last: bool) -> Iterator[Line]:
         while True:
             piece = self.place.read(self.job, source.path, source.offset, PIECE)
-            if source.inode not in (0, piece.inode) or piece.size < source.offset:
-                source.offset, source.inode, source.rest = 0, piece.inode, b""  # replaced: begin it anew
+            if source.inode != piece.inode or piece.size < source.offset:
+                self._replaced(source, piece)
                 continue
-            source.inode = piece.inode
             source.offset += len(piece.data)
             *lines, source.rest = (source.rest + piece.data).split(b"\n")
             if not piece.data and last and source.rest:
@@ -243,6 +246,25 @@ class Reader:
                     yield Line(source, source.stamp, text)
             if not piece.data:
                 return
+
+    def _replaced(self, source: Source, piece: FileData) -> None:
+        """Find the place in a file that is new, shortened or another one."""
+        read = source.offset - source.mark + source.cut if source.offset > KEPT else source.offset
+        found = None
+        if piece.size > KEPT:
+            piece = self.place.read(self.job, source.path, KEPT, 64)
+            found = CUT.match(piece.data)
+        same = source.inode == piece.inode
+        source.inode = piece.inode
+        source.cut, source.mark = (int(found[1]), found.end()) if found else (0, 0)
+        if read <= KEPT and (found or same):
+            source.offset = min(read, piece.size)
+        elif found:  # what follows, or the mark where some of it is gone
+            source.offset = KEPT + source.mark + read - KEPT - source.cut if read >= KEPT + source.cut else KEPT
+        elif same:
+            source.offset = min(KEPT, piece.size)  # a full disk: its head alone was kept
+        else:
+            source.offset, source.rest = 0, b""
 
     def _passes(self, source: Source, text: str) -> bool:
         stamp = None if source.raw else _STAMP.match(text)

@@ -169,8 +169,10 @@ def test_a_check_that_raises_ends_the_wait() -> None:
     def check() -> None:
         raise RudraError("psd of the private cluster ended")
 
-    with pytest.raises(RudraError, match="ended"):
-        follower(FakeHead(Unreachable("x")), quiet=True, check=check).wait()
+    for answer in (Unreachable("x"), Events(rows=[], job=job())):  # a psd that answers is not all of a cluster
+        with pytest.raises(RudraError, match="ended"):
+            follower(FakeHead(answer), quiet=True, check=check).wait()
+    follower(FakeHead(*2 * [Events(rows=[], job=job("DONE"))]), quiet=True, check=check).wait()
 
 
 def test_the_story_is_all_of_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,9 +12,12 @@ import pytest
 
 from rudra_zmq.cli import logs
 from rudra_zmq.cli.logs import Line, Reader
+from rudra_zmq.daemons.output import OutputFile
 from rudra_zmq.errors import NotFound, TimedOut, Unreachable
-from rudra_zmq.head.files import list_files, read_file
+from rudra_zmq.head.files import KEPT, list_files, read_file
 from rudra_zmq.wire.messages.control import FileData, JobReply, JobRow
+
+LINES = 600_000
 
 
 class Folder:
@@ -104,6 +108,35 @@ def test_a_file_that_was_replaced_is_read_anew(place: Folder) -> None:
     other.write_text("new, and longer than before\n")
     other.rename(place.root / "logs" / "learner-0.out")
     assert shown(read.more(last=False)) == ["0| new, and longer than before"]
+
+
+@pytest.mark.parametrize("every", [20_000, 45_000, 150_000])  # lines between two looks: 0.4, 1 and 3 MB
+def test_a_file_that_is_shortened_meanwhile_is_followed_on(place: Folder, every: int) -> None:
+    out = OutputFile(place.root / "logs" / "learner-0.out")
+    read = reader(place)
+    got: list[str] = []
+    for start in range(0, LINES, every):
+        block = b"".join(b"a line, number %06d\n" % i for i in range(start, min(start + every, LINES)))
+        for at in range(0, len(block), 99_991):
+            out.write(block[at : at + 99_991])
+        got += shown(read.more(last=False) if start else read.first(None, last=False))
+    out.close()
+    numbers = [int(line[-6:]) for line in got if re.fullmatch(r"0[|] a line, number [0-9]{6}", line)]
+    assert numbers == sorted(set(numbers)) and (numbers[0], numbers[-1]) == (0, LINES - 1)
+    said = sum("bytes of output cut here" in line for line in got)
+    if every < 150_000:  # the reader keeps up: it sees no cut at all
+        assert numbers == list(range(LINES)) and said == 0
+    else:
+        assert 0 < said < len(range(0, LINES, every)) and len(got) - len(numbers) <= 4 * said
+
+
+def test_a_full_disk_that_costs_the_tail_repeats_no_head(place: Folder) -> None:
+    place.write("learner-0.out", "x" * (KEPT - 2) + "\ny" + "lost\n" * 1000)
+    read = reader(place)
+    first = shown(read.first(None, last=False))
+    os.truncate(place.root / "logs" / "learner-0.out", KEPT)
+    place.write("learner-0.out", "ou\nnext\n")
+    assert len(first) == 1001 and shown(read.more(last=False)) == ["0| ou", "0| next"]
 
 
 def test_since_leaves_out_what_has_no_time_but_what_comes_is_recent(place: Folder) -> None:

@@ -221,6 +221,7 @@ class RemoteExchange:
     def _share(self, path: str) -> None:
         try:
             self._shared = share(path, self._line.hello, self._layout)
+            _log.info("the node's memory is shared", versions=len(self._shared.versions))
         except NotShared as error:
             _log.warning("the node's memory is not shared, chunks are used", reason=str(error))
 

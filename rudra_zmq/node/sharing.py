@@ -29,7 +29,8 @@ class Sharing:
         if model is None or slots is None or versions is None or not session.ready:
             raise Rejected("there is no memory to share", fix="use chunks")
         for segment in (slots, versions):
-            segment.note(OURS, new_key())
+            if not segment.noted(OURS):  # others may be reading it just now
+                segment.note(OURS, new_key())
         message = Segments(
             nbytes=model.layout.nbytes,
             slots=PER_LEARNER,

@@ -20,7 +20,7 @@ class HeadSection(Section, frozen=True):
 class PsdSection(Section, frozen=True):
     listen: kinds.BindAddress = ""
     ports: kinds.Ports = "7740-7799"
-    data: Literal["auto", "ipc", "tcp"] = "auto"
+    data: Literal["auto", "shm", "ipc", "tcp"] = "auto"
 
     @property
     def port_range(self) -> tuple[int, int]:

@@ -182,12 +182,13 @@ class Psd(Daemon):
         logger.info("node started", job=job, pid=child.pid, generation=spec["generation"])
 
     def _places(self, job: str) -> dict[str, object]:
-        """Where the node may listen: ipc, or loopback ports. A private cluster never takes the fixed ones."""
+        """Where the node may listen: ipc (and its memory), or loopback ports. A private cluster takes any free ones."""
         psd = self.options.settings.psd
         if psd.data == "tcp":
             first, last = (0, 0) if self._passing else psd.port_range
             return {"ipc": None, "tcp": [first, last]}
-        return {"ipc": str(self._socket(job)), "tcp": None}
+        shm = None if psd.data == "ipc" else str(_memory(self._socket(job)))
+        return {"ipc": str(self._socket(job)), "tcp": None, "shm": shm}
 
     def _socket(self, job: str) -> Path:
         return self.options.runtime / f"n-{job}.sock"
@@ -235,7 +236,14 @@ class Psd(Daemon):
 def _clear(socket: Path) -> None:
     """Remove what a killed node left, and nothing of a living one."""
     with contextlib.suppress(AlreadyRunning, OSError):
-        PathLock(str(socket)).release()
+        lock = PathLock(str(socket))
+        _memory(socket).unlink(missing_ok=True)
+        lock.release()
+
+
+def _memory(socket: Path) -> Path:
+    """The socket that hands out the memory of the node at ``socket``."""
+    return socket.with_name(f"m{socket.name[1:]}")
 
 
 def _is_psd(pid: int) -> bool:

@@ -27,6 +27,9 @@ from rudra_zmq.learner.signature import FLOATS, Buffer, Signature
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.wire.layout import Layout
 
+KNOWN = 4
+"""Gradient vectors whose views are kept: one of the model's own, and a learner's slots."""
+
 WINDOW = 1 << 16
 """Elements compared per step: 256 KiB, some 30 microseconds."""
 
@@ -53,7 +56,10 @@ class Mark:
 
 
 class AttachedModel:
-    """A model whose weights are `weights` and whose gradients go to `gradient`, both vectors of `layout`."""
+    """A model whose weights are `weights` and whose gradients go to `gradient`, both vectors of `layout`.
+
+    `write_into` makes `gradient` another one.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -66,6 +72,7 @@ class AttachedModel:
         self._params = [p for _, p in self.signature.params]
         self._views = _views(self.weights, self.layout)
         self._slots = _views(self.gradient, self.layout)
+        self._known = {id(self.gradient): (self.gradient, self._slots)}
         self._bound = [_bind(p, view) for p, view in zip(self._params, self._views, strict=True)]
         self._versions = [p._version for p in self._params]
         self._window = (0, np.empty(0, np.float32))
@@ -141,6 +148,18 @@ class AttachedModel:
     def grads(self) -> list[torch.Tensor]:
         """The gradients that are there, in flat order."""
         return [p.grad for p in self._params if p.grad is not None]
+
+    def write_into(self, vector: Vector, keep: bool) -> None:
+        """Gather into `vector` from here on; `keep`: what was gathered goes along."""
+        if vector is self.gradient:
+            return
+        if keep:
+            vector.copy_from(self.gradient)
+        if id(vector) not in self._known:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            self._known[id(vector)] = (vector, _views(vector, self.layout))
+        self.gradient, self._slots = self._known[id(vector)]
 
     def gather(self, weight: float | None = None, first: bool = True) -> None:
         """Copy every gradient into `gradient` as float32, zeros where there is none; the latter go to `unused`.

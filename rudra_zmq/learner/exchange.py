@@ -3,8 +3,9 @@
 Owns: the interface between a training loop and its servers, and the values that cross it. Must not know: torch,
 sockets, the core. `remote` speaks to a node, `local` is the same rules in this process.
 
-Weights and gradients do not pass through calls: `attach` hands over the two vectors of the model once, new weights
-are in the first when a call returns, and `push` reads the second.
+Weights and gradients do not pass through calls: `attach` hands over two vectors once, new weights are in the first
+when a call returns. A gradient is written into `gradient`, which is the second one or, where memory is shared, a slot
+of the servers: another one after each call, with nothing of use in it.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class Exchange(Protocol):
         """lambda, as far as this learner knows."""
 
     @property
+    def gradient(self) -> Vector:
+        """Where the next push takes the gradient from."""
+
+    @property
     def leaving(self) -> bool:
         """This learner was asked to finish its step and leave."""
 
@@ -97,7 +102,7 @@ class Exchange(Protocol):
         """Say what the data is and get the first leases."""
 
     def push(self, gradient: Gradient) -> Answer:
-        """Push the gradient vector (or a skipped batch) and pull."""
+        """Push what is in `gradient` (or a skipped batch) and pull."""
 
     def want(self) -> Answer:
         """Ask for one more lease without a push; nothing new in the answer: there is none to be had now."""

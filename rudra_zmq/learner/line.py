@@ -68,7 +68,7 @@ class Line:
         self.stands = False  # there is a connection, and it was welcomed
         self._context = context
         self._spec = spec
-        self._hello = hello_of(spec, role)
+        self.hello = hello_of(spec, role)
         self._look = look
         self._on_open = on_open
         self._give_up_s = give_up_s
@@ -137,9 +137,9 @@ class Line:
 
     def _greet(self, address: str) -> None:
         self.stands = False
-        self._link = link = Link(self._context, address, f"{self._hello.role}.{self._hello.rank}", self._look)
+        self._link = link = Link(self._context, address, f"{self.hello.role}.{self.hello.rank}", self._look)
         link.wait_connected(CONNECT_S)
-        link.send(self._hello)
+        link.send(self.hello)
         answer = link.receive(Welcome, Refused, seconds=ANSWER_S)
         if isinstance(answer, Refused):
             raise _refusal(answer)

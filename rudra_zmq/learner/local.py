@@ -63,6 +63,11 @@ class LocalExchange:
         self._versions.begin().copy_from(weights)
         self._versions.publish()
 
+    @property
+    def gradient(self) -> Vector:
+        """The model's own."""
+        return self._gradient
+
     def rule(self, rule: Rule | None) -> RuleVerdict:
         """A rule is needed: there is no job file that could have one."""
         if rule is None:

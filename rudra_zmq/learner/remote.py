@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from rudra_zmq import log
 from rudra_zmq.config.load import job_from_toml
 from rudra_zmq.core.events import Clock, Lease, Span
 from rudra_zmq.errors import UsageError
@@ -23,6 +24,7 @@ from rudra_zmq.learner.exchange import Answer, Gradient, Job, RuleVerdict
 from rudra_zmq.learner.line import GIVE_UP_S, Line, hello_of
 from rudra_zmq.learner.link import LinkLost
 from rudra_zmq.learner.pulse import Pulse
+from rudra_zmq.learner.shared import NotShared, SharedMemory, share
 from rudra_zmq.learner.spec import LearnerSpec
 from rudra_zmq.net.sockets import make_context
 from rudra_zmq.node.vectors import Vector
@@ -47,6 +49,8 @@ from rudra_zmq.wire.messages.data import (
 
 LAST_WORDS_S = 1.0
 
+_log = log.get()
+
 
 class Leaving(BaseException):
     """This learner was asked to leave while it waited. No matter of the script's, so no Exception of Python's."""
@@ -69,6 +73,8 @@ class RemoteExchange:
         self._fresh = False  # weights came since the last answer
         self._seq = 0
         self._key = 0
+        self._shared: SharedMemory | None = None  # of the present connection
+        self._slot: Vector | None = None  # in it, for the next gradient
         self._clock = Clock(0, 0)
         self._context = make_context("data")
         self._line = Line(self._context, spec, "learner", self._look, self._opened, give_up_s)
@@ -87,6 +93,11 @@ class RemoteExchange:
     # ---- the interface
 
     @property
+    def gradient(self) -> Vector:
+        """A slot of the node's, where its memory is shared."""
+        return self._gradient if self._slot is None else self._slot
+
+    @property
     def leaving(self) -> bool:
         """SIGTERM, or the node on behalf of this host, asked for the end."""
         return self._leaving or (self._pulse is not None and self._pulse.stop_asked)
@@ -97,7 +108,7 @@ class RemoteExchange:
 
     def attach(self, message: Attach, layout: Layout, weights: Vector, gradient: Vector) -> None:
         """Waits until version 0 exists, so for all learners; uploads it if asked."""
-        self._attach, self._weights, self._gradient = message, weights, gradient
+        self._attach, self._layout, self._weights, self._gradient = message, layout, weights, gradient
         self._line.keep_on(self._say_attach)
         self._line.greeting.append(self._say_attach)
 
@@ -119,9 +130,10 @@ class RemoteExchange:
 
     def begin(self, samples: int, minibatch: int, accumulate: int, prefetch: int) -> Answer:
         """Waits until the job starts."""
-        data = Data(samples=samples, minibatch=minibatch, accumulate=accumulate, prefetch=prefetch)
 
         def say() -> None:
+            shared = self._shared is not None
+            data = Data(samples=samples, minibatch=minibatch, accumulate=accumulate, prefetch=prefetch, shared=shared)
             self._line.now.send(data)
             self._expects_grant = True
 
@@ -139,6 +151,7 @@ class RemoteExchange:
         """Waits for the verdict, and with it for the round (hardsync) or for the next samples."""
         self._seq += 1
         seq = self._seq
+        source = self.gradient
         if self._pulse is not None:
             self._pulse.steps = seq
         said = False
@@ -147,13 +160,13 @@ class RemoteExchange:
             nonlocal said
             if not said and not self._expects_grant:
                 said = True
-                self._send_push(gradient)
+                self._send_push(gradient, source)
             while True:
                 grant = self._receive_grant()
                 if grant.ack >= seq or grant.done or grant.generation != gradient.clock.generation:
                     return grant
                 said = True
-                self._send_push(gradient)
+                self._send_push(gradient, source)
 
         return self._answer(exchange, gradient.clock.generation)
 
@@ -202,13 +215,28 @@ class RemoteExchange:
             self._line.now.send(InitDone(key=answer.key, nbytes=len(self._weights.data)))
         self._receive_weights(answer.key, answer.nbytes)
         self._clock = Clock(answer.generation, answer.timestamp)
+        if self._welcome.shm:
+            self._share(self._welcome.shm)
 
-    def _send_push(self, gradient: Gradient) -> None:
+    def _share(self, path: str) -> None:
+        try:
+            self._shared = share(path, self._line.hello, self._layout)
+            _log.info("the node's memory is shared", versions=len(self._shared.versions))
+        except NotShared as error:
+            _log.warning("the node's memory is not shared, chunks are used", reason=str(error))
+
+    def _send_push(self, gradient: Gradient, source: Vector) -> None:
+        """The gradient lies in ``source``, where it stays until it is answered."""
         self._may_leave = False
         try:
-            nbytes = len(self._gradient.data) if gradient.count else 0
-            if nbytes:
-                self._line.now.send_vector(self._key, self._gradient)
+            nbytes = len(source.data) if gradient.count else 0
+            finite = True
+            if nbytes and self._slot is not None:
+                if source is not self._slot:  # there was another connection when it was computed
+                    self._slot.copy_from(source)
+                finite = self._slot.finite()
+            elif nbytes:
+                self._line.now.send_vector(self._key, source)
             self._line.now.send(
                 Push(
                     rank=self.rank,
@@ -220,6 +248,7 @@ class RemoteExchange:
                     spans=[(span.epoch, span.start, span.stop) for span in gradient.spans],
                     count=gradient.count,
                     nbytes=nbytes,
+                    finite=finite,
                     loss=gradient.loss,
                     rates=None if gradient.rates is None else list(gradient.rates),
                     compute_s=gradient.compute_s,
@@ -234,12 +263,23 @@ class RemoteExchange:
     def _receive_grant(self) -> Grant:
         grant = self._line.receive(Grant)
         self._expects_grant = False
-        if grant.nbytes:
+        if grant.shared:
+            self._read_shared(grant)
+        elif grant.nbytes:
             self._receive_weights(grant.weights_key, grant.nbytes)
         self._key = grant.key
         self._clock = Clock(grant.generation, grant.timestamp)
         self.lam, self.chief = grant.lam or self.lam, grant.chief
         return grant
+
+    def _read_shared(self, grant: Grant) -> None:
+        shared = self._shared
+        if shared is None or grant.slot >= len(shared.slots) or grant.version >= len(shared.versions):
+            raise LinkLost("the node grants memory that it did not share")
+        self._slot = shared.slots[grant.slot]
+        if grant.nbytes:
+            self._weights.copy_from(shared.versions[grant.version])
+            self._fresh = True
 
     def _receive_weights(self, key: int, nbytes: int) -> None:
         if nbytes != len(self._weights.data):
@@ -279,6 +319,7 @@ class RemoteExchange:
 
     def _opened(self, welcome: Welcome) -> None:
         self._expects_grant = False
+        self._shared = self._slot = None
         self.lam, self.chief = welcome.lam, welcome.chief
         if self._pulse is not None:
             self._pulse.alive()

@@ -267,6 +267,7 @@ class Session:
     def _take(self, answer: Answer) -> None:
         if answer.clock.generation != self._clock.generation:
             self._forget()
+        self.model.write_into(self.exchange.gradient, keep=self._sum.samples > 0)
         self._clock = answer.clock
         begun = [b.lease for b in self._begun]
         self._held = deque(lease for lease in answer.leases if lease not in begun)

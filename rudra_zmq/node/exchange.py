@@ -74,7 +74,7 @@ class Exchange:
             clock,
             tuple(Span(*span) for span in message.spans),
             message.count,
-            session.finite,
+            session.finite and message.finite,
             self._rates(message),
         )
         accepted = work.sync.counters.accepted
@@ -103,13 +103,26 @@ class Exchange:
             return "future-timestamp"
         if message.count == 0:
             return ""
+        if session.shared:
+            reason = self._fault_in_place(session, message)
+        else:
+            reason = self._fault_of_chunks(session, courier, message)
+        if not reason:
+            self._slot(session).count = message.count
+        return reason
+
+    def _fault_in_place(self, session: Session, message: wire.Push) -> str:
+        # Between a push and the next grant the slot belongs to the update.
+        if message.key != session.key or not session.expecting:
+            return "foreign-push"
+        assert self._work.model is not None
+        return "" if message.nbytes == self._work.model.layout.nbytes else "incomplete-push"
+
+    def _fault_of_chunks(self, session: Session, courier: Courier, message: wire.Push) -> str:
         receiver = courier.inbox.take(message.key) if message.key == session.key else None
         if receiver is None:
             return "foreign-push"
-        if not receiver.complete or message.nbytes != receiver.nbytes:
-            return "incomplete-push"
-        self._slot(session).count = message.count
-        return ""
+        return "" if receiver.complete and message.nbytes == receiver.nbytes else "incomplete-push"
 
     def _rates(self, message: wire.Push) -> tuple[float, ...] | None:
         model = self._work.model
@@ -168,13 +181,15 @@ class Exchange:
             session.ack, session.key, session.slot = grant.ack, new_key(), grant.slot
             session.expecting = False
         if not session.expecting and not grant.done:
-            inbox.expect(session.key, self._slot(session).vector.data)
+            if not session.shared:
+                inbox.expect(session.key, self._slot(session).vector.data)
             session.expecting = session.finite = True
         clock = grant.clock
         if session is self._wanting and session.held is not None:
             clock = session.held
         fresh = session.held != clock
-        key = new_key() if fresh else 0
+        in_place = fresh and session.shared
+        key = new_key() if fresh and not in_place else 0
         session.answered = grant.ack
         session.leases = len(grant.leases)
         work.send(
@@ -192,7 +207,9 @@ class Exchange:
                 lam=work.sync.lam,
                 done=grant.done,
                 chief=session.rank == work.sessions.chief,
+                shared=session.shared,
+                version=work.show_weights(session, clock) if in_place else 0,
             ),
         )
-        if fresh:
+        if fresh and not in_place:
             work.send_weights(session, key, clock)

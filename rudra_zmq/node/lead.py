@@ -17,6 +17,7 @@ from rudra_zmq.node.opening import Opening
 from rudra_zmq.node.report import Report
 from rudra_zmq.node.saving import Saving
 from rudra_zmq.node.sessions import Connection, Session, Turned
+from rudra_zmq.node.sharing import Sharing
 from rudra_zmq.node.testing import Testing
 from rudra_zmq.node.turns import Turns
 from rudra_zmq.node.watch import Watch
@@ -34,6 +35,7 @@ class Lead:
         self.saving = Saving(work, self._written)
         self.turns = Turns(work, self.saving)
         self.opening = Opening(work, self.turns.turn, self.fail)
+        self.sharing = Sharing(work)
         self.exchange = Exchange(work, self.turns.turn)
         self.testing = Testing(work, self._accuracy)
         self.watch = Watch(work, self._give_up)
@@ -177,6 +179,7 @@ class Lead:
             ping_s=work.spec.ping_s,
             liveness_s=work.spec.liveness_s,
             chief=session is not None and session.rank == (work.sessions.chief or 0),
+            shm=work.spec.bind.shm or "",
         )
         work.post.to(connection.peer).message(welcome)
 

@@ -20,6 +20,7 @@ from rudra_zmq.config import job_from_toml
 from rudra_zmq.errors import EXIT_FAILED, ConfigError, RudraError
 from rudra_zmq.net.addresses import parse
 from rudra_zmq.net.loop import Loop, Timer
+from rudra_zmq.net.shm import FdServer
 from rudra_zmq.net.sockets import PeerGone, Router, make_context
 from rudra_zmq.node import spec as specs
 from rudra_zmq.node.decisions import DecisionLog
@@ -53,6 +54,7 @@ class Node:
         self._control = make_context("control")
         self._data = make_context("data")
         self._router = self._data.router(f"node-{spec.job}")
+        self._fds: FdServer | None = None
         self._psd: Psd | None = None
         self._retry: Timer | None = None
         self._busy = 0.0
@@ -123,10 +125,19 @@ class Node:
         bind = self.spec.bind
         if bind.ipc:
             self._router.bind_ipc(bind.ipc)
+        if bind.ipc and bind.shm:  # the right to the one is the right to the other
+            self._bind_shm(bind.shm)
         if bind.tcp:
             self._bind_tcp(bind.previous, *bind.tcp)
         if not self._router.addresses:
             raise ConfigError("the node was given no place to listen at", fix="start it by psd")
+
+    def _bind_shm(self, path: str) -> None:
+        work = self.lead.work
+        try:
+            self._fds = FdServer(self.loop, path, self.lead.sharing.offer, work.sessions.drop)
+        except OSError as error:
+            work.warn(f"no memory is shared, learners use chunks: {error.strerror or error}")
 
     def _bind_tcp(self, previous: Sequence[str], first: int, last: int) -> None:
         for text in previous:
@@ -158,6 +169,8 @@ class Node:
             work.model.close()
         if self._psd is not None:
             self._psd.close()
+        if self._fds is not None:
+            self._fds.close()
         self._router.close(GRACE_S)
         self.loop.close()
         self._control.close(exit_if_stuck=True)

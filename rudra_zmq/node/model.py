@@ -33,12 +33,13 @@ _STATE = "state."
 class Model:
     """Raises Rejected (one line) where the signature has no layout, or the job file's rule does not fit it."""
 
-    def __init__(self, attach: Attach, job: JobFile) -> None:
+    def __init__(self, attach: Attach, job: JobFile, shared: bool = False) -> None:
+        """``shared``: slots and versions lie where learners of this host can map them."""
         self.attach = attach
         self.job = job
         self.layout = Layout.of(attach)
-        self.versions = Versions(self.layout, job.learners.most)
-        self.slots = SlotTable(self.layout)
+        self.versions = Versions(self.layout, job.learners.most, shared)
+        self.slots = SlotTable(self.layout, shared)
         self.exists = False  # version 0, or a restored one, is in place
         self.applier: Applier | None = None
         if job.update.rule:

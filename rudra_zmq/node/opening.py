@@ -58,7 +58,7 @@ class Opening:
         """The model of the job, made from the first signature. Raises Rejected for another one."""
         work = self._work
         if work.model is None:
-            work.model = Model(message, work.job)
+            work.model = Model(message, work.job, work.shares)
             if work.evaluated:
                 work.mailbox = Mailbox(work.model.layout)
             self._say_memory(work.model)
@@ -178,6 +178,7 @@ class Opening:
         assert work.sync is not None
         session.minibatch = mu * message.accumulate
         session.prefetch = min(message.prefetch, MOST_AHEAD)
+        session.shared = message.shared and session.mapped
         session.joined = session.listens = True
         self._turn(Join(session.rank, session.incarnation, session.minibatch, session.prefetch))
         self.look()

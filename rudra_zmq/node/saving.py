@@ -147,7 +147,7 @@ class Saving:
 
     def _take(self, loaded: Loaded) -> None:
         work, state = self._work, loaded.state
-        model = Model(msgspec.convert(state["attach"], Attach), work.job)
+        model = Model(msgspec.convert(state["attach"], Attach), work.job, work.shares)
         model.restore_rule(state["rule"])
         model.restore(snapshot.vectors(loaded))
         figures = Figures(int(state["samples"]))

@@ -42,6 +42,8 @@ class Session:
     ready: bool = False  # was sent a version since it attached
     joined: bool = False  # the core knows it
     listens: bool = False  # has said Data on the present connection: a grant would be heard
+    mapped: bool = False  # the present connection's process has mapped the shared memory
+    shared: bool = False  # and uses it
     minibatch: int = 0
     prefetch: int = 1
     held: Clock | None = None  # version that it has, or is being sent
@@ -170,6 +172,7 @@ class Sessions:
         session.peer = peer
         session.heard = now
         session.attached = session.ready = session.listens = session.expecting = False
+        session.mapped = session.shared = False
         session.answered = -1
         return connection, session
 

@@ -1,12 +1,15 @@
 """The memory that gradients are received into: two vectors for each incarnation of a learner.
 
 Owns: the vectors and what the gradient in one is (its samples). Must not know: which slot is free, when one is
-folded (core decides). A dead learner's accepted gradients stay until the core releases them; the memory is then
-used again for the next incarnation, so a job that loses learners all day does not grow.
+folded (core decides). A dead learner's accepted gradients stay until the core releases them. Memory of the node's own
+is then used again for the next incarnation; memory that a learner could write to is not: a process that wakes up late
+writes where nobody reads. Either way a job that loses learners all day does not grow.
 """
 
 from __future__ import annotations
 
+from rudra_zmq.net.shm import Segment
+from rudra_zmq.node.memory import create
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.wire.layout import Layout
 
@@ -24,11 +27,13 @@ class Slot:
 
 
 class SlotTable:
-    """Slots by (rank, incarnation)."""
+    """Slots by (rank, incarnation); ``shared``: in memory that learners of this host may map."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, shared: bool = False) -> None:
         self._layout = layout
+        self._shared = shared
         self._of: dict[tuple[int, int], list[Slot]] = {}
+        self._segments: dict[tuple[int, int], Segment] = {}
         self._free: list[Slot] = []
 
     @staticmethod
@@ -39,16 +44,33 @@ class SlotTable:
     def open(self, rank: int, incarnation: int) -> None:
         """Slots for a session, allocated at once; harmless if it has them."""
         key = (rank, incarnation)
-        if key not in self._of:
+        if key in self._of:
+            return
+        made = create(f"slots-{rank}.{incarnation}", self._layout, PER_LEARNER, sealed=False) if self._shared else None
+        if made is None:
             self._of[key] = [self._free.pop() if self._free else Slot(Vector(self._layout)) for _ in range(PER_LEARNER)]
+            return
+        self._segments[key], vectors = made
+        for vector in vectors:
+            vector.clear()
+        self._of[key] = [Slot(vector) for vector in vectors]
 
     def slot(self, rank: int, incarnation: int, number: int) -> Slot:
         """A slot of a session that has not been released; else KeyError or IndexError."""
         return self._of[rank, incarnation][number]
 
+    def segment(self, rank: int, incarnation: int) -> Segment | None:
+        """The memory of a session's slots, where a learner can map it."""
+        return self._segments.get((rank, incarnation))
+
     def release(self, rank: int, incarnation: int) -> None:
         """Nobody needs them any more."""
-        for slot in self._of.pop((rank, incarnation), ()):
+        slots = self._of.pop((rank, incarnation), [])
+        segment = self._segments.pop((rank, incarnation), None)
+        if segment is not None:
+            segment.close()
+            return
+        for slot in slots:
             slot.count = 0
             self._free.append(slot)
 

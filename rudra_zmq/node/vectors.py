@@ -22,15 +22,23 @@ class Vector:
 
     __slots__ = ("data", "floats", "ints", "params", "reals")
 
-    def __init__(self, layout: Layout) -> None:
-        whole = np.empty(layout.nbytes, np.uint8)
-        whole.fill(0)
+    def __init__(self, layout: Layout, memory: memoryview | None = None) -> None:
+        """Zeros in memory of its own; or over ``memory`` as it is, of which the vector is the beginning."""
+        if memory is None:
+            whole = np.empty(layout.nbytes, np.uint8)
+            whole.fill(0)
+        else:
+            whole = np.frombuffer(memory, np.uint8, layout.nbytes)
         self.data: memoryview = whole.data
         self.reals: F32 = whole[: 4 * (layout.P + layout.BF)].view(np.float32)
         self.params: F32 = self.reals[: layout.P]
         self.floats: F32 = self.reals[layout.P :]
         ints = whole[layout.int_offset : layout.int_offset + 8 * layout.BI]
         self.ints: I64 = ints.view(np.int64)
+
+    def clear(self) -> None:
+        """Zeros; every page is there afterwards."""
+        np.frombuffer(self.data, np.uint8).fill(0)
 
     def copy_from(self, other: Vector) -> None:
         """All of another vector of the same layout."""

@@ -1,23 +1,34 @@
 """The memory of the ring of versions: weights of timestamp k are read while k+1 is written.
 
-Owns: the buffers, allocated when they are first needed. Must not know: who reads what (core.versions has the rule).
-lambda + 2 buffers are enough for any protocol, since each learner is sent at most one version at a time: one for
-each of them, the current one, and the one being written.
+Owns: the buffers, allocated (in shared memory: touched) when they are first needed. Must not know: who reads what
+(core.versions has the rule). lambda + 2 buffers are enough for any protocol, since each learner reads at most one
+version at a time: one for each of them, the current one, and the one being written. Under hardsync all read the same
+one, and no more than two are ever touched.
 """
 
 from __future__ import annotations
 
 from rudra_zmq.core.versions import Ring, ring_size
+from rudra_zmq.net.shm import Segment
+from rudra_zmq.node.memory import create
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.wire.layout import Layout
 
 
 class Versions:
-    """``readers`` is the largest number of learners that may be sent weights at one time."""
+    """``readers`` is the largest number of learners that may read weights at one time.
 
-    def __init__(self, layout: Layout, readers: int) -> None:
+    ``shared``: learners of this host may map ``segment``, and read; None where that is not so.
+    """
+
+    def __init__(self, layout: Layout, readers: int, shared: bool = False) -> None:
         self._layout = layout
         self._ring = Ring(self.size(readers))
+        self.segment: Segment | None = None
+        self._places: list[Vector] = []
+        made = create("versions", layout, self._ring.size, sealed=True) if shared else None
+        if made is not None:
+            self.segment, self._places = made
         self._buffers: dict[int, Vector] = {}
         self._next = 0
 
@@ -36,18 +47,32 @@ class Versions:
         """Buffers in use so far."""
         return len(self._buffers)
 
+    @property
+    def count(self) -> int:
+        """Buffers of the ring."""
+        return self._ring.size
+
     def _buffer(self, index: int) -> Vector:
         vector = self._buffers.get(index)
         if vector is None:
-            vector = self._buffers[index] = Vector(self._layout)
+            if self._places:
+                vector = self._places[index]
+                vector.clear()
+            else:
+                vector = Vector(self._layout)
+            self._buffers[index] = vector
         return vector
 
     def hold(self, reader: str) -> Vector:
         """The newest version, kept until ``release``; what the reader held before is let go."""
+        return self._buffer(self.place(reader))
+
+    def place(self, reader: str) -> int:
+        """As ``hold``: which buffer of the ring it is."""
         index = self._ring.hold(reader)
         if index is None:
             raise RuntimeError(f"{reader} is one reader more than the ring was made for")
-        return self._buffer(index)
+        return index
 
     def release(self, reader: str) -> None:
         """The reader is through, or gone."""

@@ -95,6 +95,11 @@ class Work:
         return Path(self.spec.folder)
 
     @property
+    def shares(self) -> bool:
+        """Whether slots and versions are to lie in shared memory."""
+        return bool(self.spec.bind.shm)
+
+    @property
     def evaluated(self) -> bool:
         """Whether the job has an evaluator: a task has, a script tests by itself."""
         return self.job.kind == "task"
@@ -151,6 +156,13 @@ class Work:
                 model.versions.release(session.reader)
 
         self.post.to(session.peer).vector(key, vector.data, sent)
+
+    def show_weights(self, session: Session, clock: Clock) -> int:
+        """The newest version (its clock is ``clock``) as it lies in shared memory: which one, kept until the next."""
+        assert self.model is not None
+        session.held = clock
+        session.transfer = 0
+        return self.model.versions.place(session.reader)
 
     def send(self, session: Session, message: Message) -> None:
         """A message to a learner, if it has a connection."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from safetensors.numpy import load_file
 
 from rudra_zmq.update.rules import GroupSpan, RuleSpec, new_state, reference_step
 
-from .harness import Rudra, wait_for
+from .harness import BIN, Rudra, wait_for
 
 torch = pytest.importorskip("torch")
 
@@ -88,6 +90,48 @@ def test_equal_twice_and_to_a_plain_loop(rudra: Rudra) -> None:
     assert first["updates"] == EPOCHS * -(-700 // (LAM * MU))
     same(weights(first), weights(second))
     same(weights(first), plain_loop())
+
+
+@pytest.mark.parametrize("data", ["shm", "ipc", "tcp"])
+def test_equal_however_the_vectors_travel(rudra: Rudra, data: str) -> None:
+    rudra.env["RUDRA_PSD_DATA"] = data
+    done = rudra(*arguments(epochs=2)).json
+    same(weights(done), plain_loop(epochs=2))
+    assert shares(done) == (LAM if data == "shm" else 0)
+
+
+def shares(done: dict[str, Any]) -> int:
+    """How many learners say that they share the node's memory."""
+    logs = (Path(done["folder"]) / "logs").glob("learner-*.log")
+    return sum("memory is shared" in log.read_text() for log in logs)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a /dev/shm of its own")
+def test_a_dev_shm_of_one_megabyte_is_no_limit(rudra: Rudra, tmp_path: Path) -> None:
+    script = tmp_path / "wide.py"
+    script.write_text(WIDE)
+    command = (
+        f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {BIN / 'rudra'} run --json -s learners.count=2 {script}"
+    )
+    run = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command], env=rudra.env, cwd=rudra.home, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 0, run
+    done = json.loads(run.stdout.strip().splitlines()[-1])
+    assert (done["state"], done["updates"], shares(done)) == ("DONE", 4, 2)
+
+
+WIDE = """
+import torch, rudra_zmq as rudra
+data = torch.utils.data.TensorDataset(torch.randn(64, 1000), torch.randn(64, 1000))
+with rudra.join() as learner:
+    model = learner.attach(torch.nn.Linear(1000, 1000))
+    opt = learner.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in learner.epochs():
+        for x, y in learner.batches(data, batch_size=8):
+            learner.step(((model(x) - y) ** 2).mean())
+"""
 
 
 def test_lambda_one_gives_the_same_bits_under_every_protocol(rudra: Rudra) -> None:

@@ -87,12 +87,15 @@ class Rule(Message, frozen=True, tag="rule"):
 
 
 class Data(Message, frozen=True, tag="data"):
-    """N samples, mu of this learner (0: the job's), accumulation and leases wanted ahead: it can begin."""
+    """N samples, mu of this learner (0: the job's), accumulation and leases wanted ahead: it can begin.
+
+    ``shared``: it has mapped the node's memory, and reads and writes there from here on."""
 
     samples: Count
     minibatch: Count
     accumulate: Annotated[int, Meta(ge=1, le=65536)] = 1
     prefetch: Annotated[int, Meta(ge=0, le=1024)] = 1
+    shared: bool = False
 
 
 class Chunk(Message, frozen=True, tag="chunk"):
@@ -104,7 +107,9 @@ class Chunk(Message, frozen=True, tag="chunk"):
 
 
 class Push(Message, frozen=True, tag="push"):
-    """Closes a gradient: all its chunks came before it. ``nbytes`` 0: no tensor (a skipped batch)."""
+    """Closes a gradient: all its chunks came before it, or it lies in its slot (where the grant was shared).
+
+    ``nbytes`` 0: no tensor (a skipped batch). ``finite`` false: the sender found a NaN or an infinity."""
 
     rank: Rank
     incarnation: Count
@@ -115,6 +120,7 @@ class Push(Message, frozen=True, tag="push"):
     spans: SpanList
     count: Count
     nbytes: Count
+    finite: bool = True
     loss: float | None = None
     rates: Annotated[list[Factor], Meta(max_length=65536)] | None = None
     compute_s: Seconds = 0.0
@@ -138,6 +144,12 @@ class Credit(Message, frozen=True, tag="credit"):
     """The receiver of chunks has room for ``chunks`` more (both directions)."""
 
     chunks: Annotated[int, Meta(ge=1, le=65536)]
+
+
+class Mapped(Message, frozen=True, tag="mapped"):
+    """On the socket of the shared memory, both ways: ``nonce`` was written into it, and read there."""
+
+    nonce: Count
 
 
 class Ping(Message, frozen=True, tag="ping"):
@@ -179,7 +191,8 @@ class Bye(Message, frozen=True, tag="bye"):
 class Welcome(Message, frozen=True, tag="welcome"):
     """The session stands. ``job`` is the effective job file as TOML; sizes in bytes, times in seconds.
 
-    ``chief``: this learner has the lowest present rank (also in Grant: it moves when that one leaves)."""
+    ``chief``: this learner has the lowest present rank (also in Grant: it moves when that one leaves).
+    ``shm``: path of the Unix socket that hands out the node's memory; empty where none is shared."""
 
     generation: Count
     timestamp: Count
@@ -190,6 +203,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     ping_s: Seconds
     liveness_s: Seconds
     chief: bool = False
+    shm: Text = ""
 
 
 class Refused(Message, frozen=True, tag="refused"):
@@ -223,9 +237,24 @@ class RuleReply(Message, frozen=True, tag="rule_reply"):
     rule: Short
 
 
+class Segments(Message, frozen=True, tag="segments"):
+    """On the socket of the shared memory, with two descriptors: of this learner's slots, and of the versions.
+
+    Each begins with a page whose first number is a nonce; then slots, or versions, of ``nbytes`` in whole pages."""
+
+    nbytes: Count
+    slots: Annotated[int, Meta(ge=1, le=16)]
+    versions: Annotated[int, Meta(ge=1, le=131072)]
+    slots_nonce: Count
+    versions_nonce: Count
+
+
 class Grant(Message, frozen=True, tag="grant"):
     """The answer of the exchange. ``nbytes`` 0: the learner already has these weights; else the chunks
-    follow under ``weights_key``. ``key`` is the random id for the chunks of the next gradient."""
+    follow under ``weights_key``. ``key`` is the random id for the chunks of the next gradient.
+
+    ``shared``: no chunks either way. The weights are in ``version``, which stays as it is until the next grant, and
+    the gradient is to be written into ``slot``."""
 
     ack: Count
     verdict: Short
@@ -239,6 +268,8 @@ class Grant(Message, frozen=True, tag="grant"):
     lam: Count = 0
     chief: bool = False
     done: bool = False
+    shared: bool = False
+    version: Count = 0
 
 
 class Pong(Message, frozen=True, tag="pong"):
@@ -263,8 +294,20 @@ class Finish(Message, frozen=True, tag="finish"):
 
 
 ToNode: TypeAlias = (
-    Hello | Attach | Rule | Data | Chunk | Push | Want | InitDone | Credit | Ping | Log | TestResult | Bye
+    Hello | Attach | Rule | Data | Chunk | Push | Want | InitDone | Credit | Mapped | Ping | Log | TestResult | Bye
 )
 FromNode: TypeAlias = (
-    Welcome | Refused | SendInit | Ready | RuleReply | Grant | Chunk | Credit | Pong | Evaluate | Finish
+    Welcome
+    | Refused
+    | SendInit
+    | Segments
+    | Ready
+    | RuleReply
+    | Grant
+    | Chunk
+    | Credit
+    | Mapped
+    | Pong
+    | Evaluate
+    | Finish
 )

@@ -31,6 +31,7 @@ M = TypeVar("M")
 JOB = "abc123"
 TOKEN = "t" * 64
 PATIENCE_S = 20.0
+NODE = ("-m", "rudra_zmq.node")
 
 ATTACH = d.Attach(params=[d.TensorSpec("w", [10], "float32")])
 
@@ -158,7 +159,12 @@ class FakePsd:
 class Rig:
     """One job. ``start`` makes a node of the next generation on the same folder."""
 
-    def __init__(self, folder: Path, text: str, **spec: Any) -> None:
+    def __init__(
+        self, folder: Path, text: str, *, shared: bool = False, program: Sequence[str] = NODE, **spec: Any
+    ) -> None:
+        """``shared``: its memory is to be had at ``shm``. ``program``: another way to start a node."""
+        self.program = program
+        self.shm = str(folder / "m.sock") if shared else ""
         self.folder = folder / "job"
         self.folder.mkdir()
         self.toml = text
@@ -183,12 +189,12 @@ class Rig:
             "folder": str(self.folder),
             "toml": self.toml,
             "runtime": str(self.folder.parent),
-            "bind": {"ipc": self._path},
+            "bind": {"ipc": self._path, "shm": self.shm or None},
             "resume": self.generation > 1,
         }
         spec |= other
         with open(self.folder / "node.log", "ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "rudra_zmq.node"], stdin=subprocess.PIPE, stderr=log)
+            self.process = subprocess.Popen([sys.executable, *self.program], stdin=subprocess.PIPE, stderr=log)
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(spec).encode())
         self.process.stdin.close()

@@ -145,7 +145,7 @@ LOCAL = (
             'psd.ports cannot be "80-90"',
             'give a range within 1024-65535 such as "7740-7799", or "0" for any free port',
         ),
-        ("[psd]\ndata = 'shm'", 'psd.data cannot be "shm"', 'this version supports "auto", "ipc", "tcp"'),
+        ("[psd]\ndata = 'udp'", 'psd.data cannot be "udp"', 'this version supports "auto", "shm", "ipc", "tcp"'),
         ("[paths]\nstate = 'here'", 'paths.state cannot be "here"', "give an absolute path"),
         (
             "[log]\nformat = 'jsn'",

@@ -506,7 +506,7 @@ class Scripted:
         self._clock = Clock(1, 0)
 
     def attach(self, message: Any, layout: Any, weights: Any, gradient: Any) -> None:
-        self.weights = weights
+        self.weights, self.gradient = weights, gradient
 
     def rule(self, rule: Any) -> Any:
         from rudra_zmq.learner.exchange import RuleVerdict

@@ -1,0 +1,64 @@
+"""The node's memory as a learner of its host has it: slots to write gradients into, versions to read.
+
+Owns: asking for it, and the proof that both sides look at the same bytes. Must not know: when a slot or a version may
+be touched (grants say so), torch.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+
+from rudra_zmq.net.shm import FdAsker, Segment
+from rudra_zmq.node.memory import OURS, THEIRS, size, vectors
+from rudra_zmq.node.vectors import Vector
+from rudra_zmq.wire.layout import Layout
+from rudra_zmq.wire.messages.data import Hello, Mapped, Segments
+
+ASK_S = 10.0
+
+
+class NotShared(Exception):
+    """Memory cannot be shared; the text says why."""
+
+
+class SharedMemory:
+    """``slots`` are this incarnation's own; ``versions`` cannot be written. Mapped as long as a vector is used."""
+
+    def __init__(self, slots: list[Vector], versions: list[Vector]) -> None:
+        self.slots = slots
+        self.versions = versions
+
+
+def share(path: str, hello: Hello, layout: Layout, seconds: float = ASK_S) -> SharedMemory:
+    """Ask at the socket ``path`` for the memory of the session of ``hello``. Raises NotShared."""
+    try:
+        with FdAsker(path, seconds) as asker:
+            answer, fds = asker.ask(hello, descriptors=2)
+            segments = _map(answer, fds, layout)
+            nonce = secrets.randbelow(1 << 52)
+            segments[0].note(THEIRS, nonce)
+            echo, _ = asker.ask(Mapped(nonce=nonce))
+            if not isinstance(echo, Mapped) or echo.nonce != nonce:
+                raise NotShared("the node did not read what was written here")
+    except OSError as error:
+        raise NotShared(error.strerror or str(error)) from None
+    assert isinstance(answer, Segments)
+    return SharedMemory(vectors(segments[0], layout, answer.slots), vectors(segments[1], layout, answer.versions))
+
+
+def _map(answer: object, fds: Sequence[int], layout: Layout) -> list[Segment]:
+    """Both segments; the descriptors are used up, whatever comes of it."""
+    left = list(fds)
+    try:
+        if not isinstance(answer, Segments) or len(left) != 2 or answer.nbytes != layout.nbytes:
+            raise NotShared("the node offers the memory of another model")
+        slots = Segment.map(left.pop(0), size(layout, answer.slots), writable=True)
+        versions = Segment.map(left.pop(0), size(layout, answer.versions), writable=False)
+        if (slots.noted(OURS), versions.noted(OURS)) != (answer.slots_nonce, answer.versions_nonce):
+            raise NotShared("what the node wrote cannot be read here")
+        return [slots, versions]
+    finally:
+        for fd in left:
+            os.close(fd)

@@ -1,22 +1,24 @@
 """The update as compiled code: every vector is read once and written once, at the speed of the memory.
 
-Owns: the tables that the code of kernels_ir.py reads, and the threads. Must not know: how code is made (jit.py), where
+Owns: the tables that the code of ir_step.py reads, and the threads. Must not know: how code is made (jit.py), where
 gradients and weights live.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import struct
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import pairwise, starmap
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rudra_zmq.update import kernels_ir
+from rudra_zmq.update import ir_step, ir_sum
 from rudra_zmq.update.engine import F64, Setup
 from rudra_zmq.update.jit import Module
 from rudra_zmq.update.rules import (
@@ -25,35 +27,49 @@ from rudra_zmq.update.rules import (
     NORM_BLOCK,
     RULES,
     Gradient,
-    RuleSpec,
     Scalars,
     block_square_sums,
     constants,
 )
 from rudra_zmq.update.team import Team
 
-MIN_PER_THREAD = 1 << 18
+MIN_PER_THREAD = 1 << 20
 """Below this many elements a thread costs more to wake than it saves."""
 
-_P, _I = ctypes.c_void_p, ctypes.c_int64
+PAST_CACHE = 0.75
+"""Of the last cache: a pass over more memory than this writes the new weights past it, so that their lines need not be
+fetched first. Below it they stay where the next pass finds them.
+"""
+
+_P, _I64, _I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_SUM = (_P, _I64, _I32, _P, _I64, _I64)
 _FUNCTIONS = {
-    "step": (_P, _P, _P, _P, _P, _I, _P, _I, _P, _P),
-    "sum": (_P, _I, _P, _I, _I),
-    "sum_squares": (_P, _I, _P, _I, _I, _P),
+    "step": (_P, _I64, _I32, _P, _P, _P, _P, _P, _I64, _P, _P, _I32),
+    "sum": _SUM,
+    "sum_squares": (*_SUM, _P),
 }
+_ROW = struct.Struct("=qif")
 _TAGS = {np.dtype(name): tag for tag, name in enumerate(ENCODINGS)}
 
 
-class _Share(NamedTuple):
-    start: int
-    stop: int
-    spans: npt.NDArray[np.int64]  # rows (start, stop, kind)
+class _Share:
+    """What one thread does: elements [start, stop), and the groups in them as rows (start, stop, kind)."""
+
+    def __init__(self, setup: Setup, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        rows = [
+            (max(g.start, start), min(g.stop, stop), setup.kinds.index((g.lr_scale, g.weight_decay)))
+            for g in setup.spec.groups
+            if g.start < stop and g.stop > start
+        ]
+        self._spans = np.array(rows, np.int64).reshape(-1, 3)
+        self.spans = (_address(self._spans), len(rows))
 
 
 @functools.cache
 def _module(rule: str) -> Module:
     row = RULES[rule]
-    return Module(kernels_ir.module_ir(rule, len(row.state), row.decoupled_decay), _FUNCTIONS)
+    return Module(ir_step.module_ir(rule, len(row.state), row.decoupled_decay), _FUNCTIONS)
 
 
 class CompiledEngine:
@@ -61,17 +77,16 @@ class CompiledEngine:
 
     def __init__(self, setup: Setup) -> None:
         self._module = _module(setup.spec.rule)
-        self._n = setup.n
+        self._step, self._sum, self._sum_squares = (self._module.functions[name] for name in _FUNCTIONS)
         self._state = setup.state
         self._pointers = [*(_address(vector) for vector in setup.state), 0, 0][:2]
-        self._constants = np.array([getattr(constants(setup.spec), c) for c in kernels_ir.CONSTANTS], np.float32)
-        self._scalars = np.zeros((len(setup.kinds), len(Scalars._fields)), np.float32)
-        self._tables = (_address(self._scalars), _address(self._constants))
+        self._constants = np.array([getattr(constants(setup.spec), c) for c in ir_step.CONSTANTS], np.float32)
         self._wide = np.zeros(NORM_BLOCK if setup.clips else 0)
+        self._few = PAST_CACHE * _last_cache() - 4 * setup.n * (2 + len(setup.state))
         blocks = -(-setup.n // NORM_BLOCK)
         parts = min(setup.threads, max(1, setup.n // MIN_PER_THREAD), blocks)
         cuts = [min(setup.n, blocks * i // parts * NORM_BLOCK) for i in range(parts + 1)]
-        self._shares = [_Share(lo, hi, _spans(setup.spec, setup.kinds, lo, hi)) for lo, hi in pairwise(cuts)]
+        self._shares = [_Share(setup, lo, hi) for lo, hi in pairwise(cuts)]
         self._team = Team(parts)
 
     @property
@@ -84,25 +99,23 @@ class CompiledEngine:
         self._team.close()
 
     def sum(self, b: Sequence[np.float32], gradients: Sequence[Gradient], out: F32) -> None:
-        """See ``Engine``. out may be any of the gradients."""
-        rows, target, call = _rows(b, gradients), _address(out), self._module.functions["sum"]
+        """See ``Engine``."""
+        arguments = (*_table(b, gradients), _address(out))
 
         def part(share: _Share) -> bool:
-            call(rows, len(b), target, share.start, share.stop)
-            return True
+            return self._sum(*arguments, share.start, share.stop) == 0
 
         self._team.run(part, self._shares)
 
     def sum_squares(self, b: Sequence[np.float32], gradients: Sequence[Gradient], out: F32, squares: F64) -> None:
-        """See ``Engine``. The last block, where it is not whole, is left to the reference."""
-        rows, target, result = _rows(b, gradients), _address(out), _address(squares)
-        call, call_sum = self._module.functions["sum_squares"], self._module.functions["sum"]
+        """See ``Engine``. The squares of the last block, where it is not whole, are left to the reference."""
+        arguments, result = (*_table(b, gradients), _address(out)), _address(squares)
 
         def part(share: _Share) -> bool:
             whole = share.stop // NORM_BLOCK * NORM_BLOCK
-            call(rows, len(b), target, share.start, whole, result)
+            self._sum_squares(*arguments, share.start, whole, result)
             if whole < share.stop:
-                call_sum(rows, len(b), target, whole, share.stop)
+                self._sum(*arguments, whole, share.stop)
                 with np.errstate(all="ignore"):
                     block_square_sums(out[whole:], squares[-1:], self._wide)
             return True
@@ -118,32 +131,34 @@ class CompiledEngine:
         scalars: Sequence[Scalars],
     ) -> bool:
         """See ``Engine``. A sum that is not finite is noted, and told at the end."""
-        self._scalars[:] = scalars
-        rows, call = _rows(b, gradients), self._module.functions["step"]
-        vectors = (_address(w_in), _address(w_out), *self._pointers, rows, len(b))
+        flat = [value for kind in scalars for value in kind]
+        before = (*_table(b, gradients), _address(w_in), _address(w_out), *self._pointers)
+        # Lines that this pass reads itself, as it does the clipped sum in w_out, are in the cache already.
+        past = gradients[0] is not w_out and sum(g.nbytes for g in gradients) > self._few
+        after = (struct.pack(f"={len(flat)}f", *flat), _address(self._constants), past)
 
         def part(share: _Share) -> bool:
-            return call(*vectors, _address(share.spans), len(share.spans), *self._tables) == 1
+            return self._step(*before, *share.spans, *after) == 1
 
         return self._team.run(part, self._shares)
 
 
-def _address(array: npt.NDArray[np.generic]) -> int:
+def _address(array: npt.NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
-def _rows(b: Sequence[np.float32], gradients: Sequence[Gradient]) -> bytes:
-    """The table of gradients as kernels_ir.ROW has it."""
-    return b"".join(
-        struct.pack("=qif", _address(gradient), _TAGS[gradient.dtype], coefficient)
-        for coefficient, gradient in zip(b, gradients, strict=True)
-    )
+def _table(b: Sequence[np.float32], gradients: Sequence[Gradient]) -> tuple[bytes, int, int]:
+    """The arguments ir_sum.GRADIENTS."""
+    rows = [(_address(g), _TAGS[g.dtype], b_k) for b_k, g in zip(b, gradients, strict=True)]
+    plain = len(b) in ir_sum.PLAIN and not any(tag for _, tag, _ in rows)
+    return b"".join(starmap(_ROW.pack, rows)), len(b), len(b) if plain else 0
 
 
-def _spans(spec: RuleSpec, kinds: list[tuple[float, float]], start: int, stop: int) -> npt.NDArray[np.int64]:
-    rows = [
-        (max(g.start, start), min(g.stop, stop), kinds.index((g.lr_scale, g.weight_decay)))
-        for g in spec.groups
-        if g.start < stop and g.stop > start
-    ]
-    return np.array(rows, np.int64).reshape(-1, 3)
+@functools.cache
+def _last_cache() -> int:
+    """Bytes of the last cache before memory; 32 MiB where the kernel does not say."""
+    sizes = [32 << 20]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            sizes.append(int(path.read_text().strip().removesuffix("K")) << 10)
+    return sizes[0] if len(sizes) == 1 else max(sizes[1:])

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rudra_zmq.update import blocks, compiled, kernels_ir
+from rudra_zmq.update import blocks, compiled, ir_step
 from rudra_zmq.update.cpu import CpuUpdate
 from rudra_zmq.update.cpu_kernels import KERNELS
 from rudra_zmq.update.rules import RULES, GroupSpan, RuleSpec, State, Term, new_state, reference_step
@@ -109,7 +109,37 @@ def test_the_data_tell_a_fused_multiply_add_apart() -> None:
 
 
 def test_a_kernel_for_every_rule() -> None:
-    assert list(KERNELS) == list(kernels_ir.RULES_IR) == list(RULES)
+    assert list(KERNELS) == list(ir_step.RULES_TEXT) == list(RULES)
+
+
+@pytest.mark.parametrize("past_cache", [0.0, 0.75])
+@pytest.mark.parametrize("rule", ["sgd", "adamw"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_every_count_of_gradients_at_every_offset(
+    past_cache: float, rule: str, clip: float | None, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors that begin anywhere in a cache line, groups of any length, new weights in and past the cache."""
+    monkeypatch.setattr(compiled, "PAST_CACHE", past_cache)
+    rng = np.random.default_rng(7)
+    for c in range(1, 8):
+        n = int(rng.integers(1, 500))
+        ends = sorted({0, n, *rng.integers(1, n + 1, 4).tolist()})
+        spans = [GroupSpan(a, b, 1.0 + a, 0.1 * (a % 2)) for a, b in pairwise(ends)]
+        spec = RuleSpec.of(rule, spans, clip)
+        guarded = [np.full(n + 32, 7.0, np.float32) for _ in range(c + 2)]
+        starts = rng.integers(0, 16, c + 2)
+        w, out, *gradients = (whole[at : at + n] for whole, at in zip(guarded, starts, strict=True))
+        for vector in (w, *gradients):
+            vector[:] = rng.standard_normal(n, dtype=np.float32)
+        terms = [(float(b), g) for b, g in zip(rng.random(c), gradients, strict=True)]
+        engine, state = CpuUpdate(spec, n, backend=backend), new_state(spec, n)
+        for _ in range(2):
+            expected = reference_step(spec, state, w, terms, None, 1.0, 0.5, 0.1)
+            assert engine.step(w, terms, None, 1.0, 0.5, 0.1, out).finite
+            assert np.array_equal(bits(out), bits(expected))
+        for whole, at in zip(guarded, starts, strict=True):
+            assert (whole[:at] == 7.0).all()
+            assert (whole[at + n :] == 7.0).all()
 
 
 @pytest.mark.parametrize("n", [1, 7, 8192, 8193, 65_536, 65_537])

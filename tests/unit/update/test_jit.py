@@ -50,7 +50,7 @@ def test_where_memory_may_not_become_code(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_with_text_that_llvm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llvmlite")
-    monkeypatch.setattr(compiled.kernels_ir, "module_ir", lambda *_: "define nonsense\n")
+    monkeypatch.setattr(compiled.ir_step, "module_ir", lambda *_: "define nonsense\n")
     refused("LLVM IR parsing error")
 
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rudra_zmq.update.jit import Module
+from rudra_zmq.update.jit import Module, address_of
 from rudra_zmq.update.llvm_text import Text
 from rudra_zmq.update.rules import F32, Gradient
 from rudra_zmq.update.team import Team
@@ -70,7 +70,7 @@ class Stream:
         self._module = Module(text, {"stream": _ARGUMENTS})
         self._call = self._module.functions["stream"]
         self._hold = [*whole, *halves, *states]
-        self._addresses = [_address(vector) for vector in self._hold]
+        self._addresses = [address_of(vector) for vector in self._hold]
         turns = gradients[0].size // MULTIPLE
         cuts = [turns * i // threads * MULTIPLE for i in range(threads + 1)]
         self._shares = list(pairwise(cuts))
@@ -78,7 +78,7 @@ class Stream:
 
     def __call__(self, w: F32, out: F32) -> None:
         """Once over all vectors."""
-        addresses = (_address(w), *self._addresses, _address(out))
+        addresses = (address_of(w), *self._addresses, address_of(out))
         table = struct.pack(f"={len(addresses)}q", *addresses)
 
         def part(share: tuple[int, int]) -> bool:
@@ -89,7 +89,3 @@ class Stream:
     def close(self) -> None:
         """End the threads."""
         self._team.close()
-
-
-def _address(vector: Gradient) -> int:
-    return int(vector.ctypes.data)

@@ -13,14 +13,12 @@ import struct
 from collections.abc import Sequence
 from itertools import pairwise, starmap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rudra_zmq.update import ir_step, ir_sum
 from rudra_zmq.update.engine import F64, Setup
-from rudra_zmq.update.jit import Module
+from rudra_zmq.update.jit import Module, address_of
 from rudra_zmq.update.rules import (
     ENCODINGS,
     F32,
@@ -63,7 +61,7 @@ class _Share:
             if g.start < stop and g.stop > start
         ]
         self._spans = np.array(rows, np.int64).reshape(-1, 3)
-        self.spans = (_address(self._spans), len(rows))
+        self.spans = (address_of(self._spans), len(rows))
 
 
 @functools.cache
@@ -79,7 +77,7 @@ class CompiledEngine:
         self._module = _module(setup.spec.rule)
         self._step, self._sum, self._sum_squares = (self._module.functions[name] for name in _FUNCTIONS)
         self._state = setup.state
-        self._pointers = [*(_address(vector) for vector in setup.state), 0, 0][:2]
+        self._pointers = [*(address_of(vector) for vector in setup.state), 0, 0][:2]
         self._constants = np.array([getattr(constants(setup.spec), c) for c in ir_step.CONSTANTS], np.float32)
         self._wide = np.zeros(NORM_BLOCK if setup.clips else 0)
         self._few = PAST_CACHE * _last_cache() - 4 * setup.n * (2 + len(setup.state))
@@ -100,7 +98,7 @@ class CompiledEngine:
 
     def sum(self, b: Sequence[np.float32], gradients: Sequence[Gradient], out: F32) -> None:
         """See ``Engine``."""
-        arguments = (*_table(b, gradients), _address(out))
+        arguments = (*_table(b, gradients), address_of(out))
 
         def part(share: _Share) -> bool:
             return self._sum(*arguments, share.start, share.stop) == 0
@@ -109,7 +107,7 @@ class CompiledEngine:
 
     def sum_squares(self, b: Sequence[np.float32], gradients: Sequence[Gradient], out: F32, squares: F64) -> None:
         """See ``Engine``. The squares of the last block, where it is not whole, are left to the reference."""
-        arguments, result = (*_table(b, gradients), _address(out)), _address(squares)
+        arguments, result = (*_table(b, gradients), address_of(out)), address_of(squares)
 
         def part(share: _Share) -> bool:
             whole = share.stop // NORM_BLOCK * NORM_BLOCK
@@ -132,10 +130,10 @@ class CompiledEngine:
     ) -> bool:
         """See ``Engine``. A sum that is not finite is noted, and told at the end."""
         flat = [value for kind in scalars for value in kind]
-        before = (*_table(b, gradients), _address(w_in), _address(w_out), *self._pointers)
+        before = (*_table(b, gradients), address_of(w_in), address_of(w_out), *self._pointers)
         # Lines that this pass reads itself, as it does the clipped sum in w_out, are in the cache already.
         past = gradients[0] is not w_out and sum(g.nbytes for g in gradients) > self._few
-        after = (struct.pack(f"={len(flat)}f", *flat), _address(self._constants), past)
+        after = (struct.pack(f"={len(flat)}f", *flat), address_of(self._constants), past)
 
         def part(share: _Share) -> bool:
             return self._step(*before, *share.spans, *after) == 1
@@ -143,13 +141,9 @@ class CompiledEngine:
         return self._team.run(part, self._shares)
 
 
-def _address(array: npt.NDArray[Any]) -> int:
-    return int(array.ctypes.data)
-
-
 def _table(b: Sequence[np.float32], gradients: Sequence[Gradient]) -> tuple[bytes, int, int]:
     """The arguments ir_sum.GRADIENTS."""
-    rows = [(_address(g), _TAGS[g.dtype], b_k) for b_k, g in zip(b, gradients, strict=True)]
+    rows = [(address_of(g), _TAGS[g.dtype], b_k) for b_k, g in zip(b, gradients, strict=True)]
     plain = len(b) in ir_sum.PLAIN and not any(tag for _, tag, _ in rows)
     return b"".join(starmap(_ROW.pack, rows)), len(b), len(b) if plain else 0
 

@@ -13,6 +13,8 @@ import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy.typing as npt
+
 Native = Callable[..., int]
 
 _OLDEST = (0, 45)  # LLVM 20: pointers without a type
@@ -43,6 +45,14 @@ class Module:
             name: ctypes.CFUNCTYPE(ctypes.c_int32, *arguments)(self._engine.get_function_address(name))
             for name, arguments in functions.items()
         }
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where a contiguous array begins, for a function to work on; hold the array until it has returned."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+    except TypeError:  # read-only; NumPy's own way always works, and takes five times as long
+        return int(array.ctypes.data)
 
 
 @functools.cache

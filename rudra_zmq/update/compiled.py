@@ -18,12 +18,11 @@ import numpy as np
 
 from rudra_zmq.update import ir_step, ir_sum
 from rudra_zmq.update.engine import F64, Setup
-from rudra_zmq.update.jit import Module, address_of
+from rudra_zmq.update.jit import Module, Unavailable, address_of, converts_float16
 from rudra_zmq.update.rules import (
     ENCODINGS,
     F32,
     NORM_BLOCK,
-    RULES,
     Gradient,
     Scalars,
     block_square_sums,
@@ -64,18 +63,38 @@ class _Share:
         self.spans = (address_of(self._spans), len(rows))
 
 
+class _Code:
+    """The functions of one rule, quickest for gradients in one encoding."""
+
+    def __init__(self, rule: str, encoding: str) -> None:
+        if not converts_float16():
+            raise Unavailable("this processor does not convert float16")
+        self._module = Module(ir_step.module_ir(rule, encoding), _FUNCTIONS)
+        self.step, self.sum, self.sum_squares = (self._module.functions[name] for name in _FUNCTIONS)
+
+
 @functools.cache
-def _module(rule: str) -> Module:
-    row = RULES[rule]
-    return Module(ir_step.module_ir(rule, len(row.state), row.decoupled_decay), _FUNCTIONS)
+def _code(rule: str, encoding: str) -> _Code:
+    return _Code(rule, encoding)
+
+
+class _Terms:
+    """b_k and gradients as code reads them: the code for them, and its arguments ir_sum.GRADIENTS."""
+
+    def __init__(self, rule: str, b: Sequence[np.float32], gradients: Sequence[Gradient]) -> None:
+        rows = [(address_of(g), _TAGS[g.dtype], b_k) for b_k, g in zip(b, gradients, strict=True)]
+        tags = {tag for _, tag, _ in rows}
+        self.code = _code(rule, ENCODINGS[tags.pop()] if len(tags) == 1 else "float32")
+        plain = len(b) if len(b) in ir_sum.PLAIN and not tags else 0
+        self.arguments = (b"".join(starmap(_ROW.pack, rows)), len(b), plain)
 
 
 class CompiledEngine:
     """See ``Engine``. jit.Unavailable where this host cannot compile."""
 
     def __init__(self, setup: Setup) -> None:
-        self._module = _module(setup.spec.rule)
-        self._step, self._sum, self._sum_squares = (self._module.functions[name] for name in _FUNCTIONS)
+        _code(setup.spec.rule, "float32")
+        self._rule = setup.spec.rule
         self._state = setup.state
         self._pointers = [*(address_of(vector) for vector in setup.state), 0, 0][:2]
         self._constants = np.array([getattr(constants(setup.spec), c) for c in ir_step.CONSTANTS], np.float32)
@@ -98,22 +117,22 @@ class CompiledEngine:
 
     def sum(self, b: Sequence[np.float32], gradients: Sequence[Gradient], out: F32) -> None:
         """See ``Engine``."""
-        arguments = (*_table(b, gradients), address_of(out))
+        terms, target = _Terms(self._rule, b, gradients), address_of(out)
 
         def part(share: _Share) -> bool:
-            return self._sum(*arguments, share.start, share.stop) == 0
+            return terms.code.sum(*terms.arguments, target, share.start, share.stop) == 0
 
         self._team.run(part, self._shares)
 
     def sum_squares(self, b: Sequence[np.float32], gradients: Sequence[Gradient], out: F32, squares: F64) -> None:
         """See ``Engine``. The squares of the last block, where it is not whole, are left to the reference."""
-        arguments, result = (*_table(b, gradients), address_of(out)), address_of(squares)
+        terms, target, result = _Terms(self._rule, b, gradients), address_of(out), address_of(squares)
 
         def part(share: _Share) -> bool:
             whole = share.stop // NORM_BLOCK * NORM_BLOCK
-            self._sum_squares(*arguments, share.start, whole, result)
+            terms.code.sum_squares(*terms.arguments, target, share.start, whole, result)
             if whole < share.stop:
-                self._sum(*arguments, whole, share.stop)
+                terms.code.sum(*terms.arguments, target, whole, share.stop)
                 with np.errstate(all="ignore"):
                     block_square_sums(out[whole:], squares[-1:], self._wide)
             return True
@@ -129,23 +148,17 @@ class CompiledEngine:
         scalars: Sequence[Scalars],
     ) -> bool:
         """See ``Engine``. A sum that is not finite is noted, and told at the end."""
+        terms = _Terms(self._rule, b, gradients)
         flat = [value for kind in scalars for value in kind]
-        before = (*_table(b, gradients), address_of(w_in), address_of(w_out), *self._pointers)
-        # Lines that this pass reads itself, as it does the clipped sum in w_out, are in the cache already.
+        # Lines that this pass reads itself, as it does a clipped sum in w_out, are fetched anyway.
         past = gradients[0] is not w_out and sum(g.nbytes for g in gradients) > self._few
+        before = (*terms.arguments, address_of(w_in), address_of(w_out), *self._pointers)
         after = (struct.pack(f"={len(flat)}f", *flat), address_of(self._constants), past)
 
         def part(share: _Share) -> bool:
-            return self._step(*before, *share.spans, *after) == 1
+            return terms.code.step(*before, *share.spans, *after) == 1
 
         return self._team.run(part, self._shares)
-
-
-def _table(b: Sequence[np.float32], gradients: Sequence[Gradient]) -> tuple[bytes, int, int]:
-    """The arguments ir_sum.GRADIENTS."""
-    rows = [(address_of(g), _TAGS[g.dtype], b_k) for b_k, g in zip(b, gradients, strict=True)]
-    plain = len(b) in ir_sum.PLAIN and not any(tag for _, tag, _ in rows)
-    return b"".join(starmap(_ROW.pack, rows)), len(b), len(b) if plain else 0
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rudra_zmq.update.ir_sum import GRADIENTS, LANES, emit_loops, emit_sum, sum_ir, sum_squares_ir
 from rudra_zmq.update.llvm_text import Text
-from rudra_zmq.update.rules import CACHE_LINE
+from rudra_zmq.update.rules import CACHE_LINE, RULES
 
 CONSTANTS = ("momentum", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "rho", "one_minus_rho")
 
@@ -114,11 +114,12 @@ def _store_weights(t: Text, value: str, i: str) -> str:
     return done
 
 
-def step_ir(rule: str, states: int, decoupled: bool) -> str:
+def step_ir(rule: str, encoding: str) -> str:
     """i32 @step(...): the update of all elements of the spans; 1 where the sum was finite throughout.
 
     past: whether the new weights pass the cache by.
     """
+    states, decoupled = len(RULES[rule].state), RULES[rule].decoupled_decay
     t = Text()
     for lanes in LANES:
         t.lanes = lanes
@@ -146,7 +147,7 @@ def step_ir(rule: str, states: int, decoupled: bool) -> str:
     def body(i: str) -> str:
         c = {name: t.splat(value) for name, value in constants.items()}
         p = {name: t.splat(value) for name, value in scalars.items()}
-        g, _ = emit_sum(t, i)
+        g, _ = emit_sum(t, i, encoding)
         _note_largest(t, g)
         w = t.load("%w", i)
         if not decoupled:
@@ -176,17 +177,15 @@ def step_ir(rule: str, states: int, decoupled: bool) -> str:
     verdict = functools.reduce(lambda a, b: t.op("and", a, b, "i1"), finite)
     t.put("fence seq_cst")  # lines that passed the cache by are in memory before anybody is told of them
     t.put(f"ret i32 {t.value(f'zext i1 {verdict} to i32')}")
-    arguments = "ptr %w, ptr %out, ptr %s0, ptr %s1, ptr %spans, i64 %m, ptr %scalars, ptr %constants, i32 %past"
-    return t.function(f"i32 @step({GRADIENTS}, {arguments})")
+    arguments = "ptr %w, ptr %out, ptr %s0, ptr %s1, ptr %spans, i64 %m, ptr %scalars, ptr %constants"
+    return t.function(f"i32 @step({GRADIENTS}, {arguments}, i32 %past)")
 
 
-def module_ir(rule: str, states: int, decoupled: bool) -> str:
-    """All that one rule needs: step, sum, sum_squares."""
+def module_ir(rule: str, encoding: str) -> str:
+    """All that one rule needs: step, sum, sum_squares; quickest for gradients in the encoding."""
     declared = []
     for lanes in LANES[:-1]:
         declared.append(f"declare <{lanes} x float> @llvm.sqrt.v{lanes}f32(<{lanes} x float>)")
         declared.append(f"declare i32 @llvm.vector.reduce.umax.v{lanes}i32(<{lanes} x i32>)")
     declared += ["declare float @llvm.sqrt.f32(float)", "declare i64 @llvm.umin.i64(i64, i64)"]
-    return (
-        "\n\n".join([*declared, step_ir(rule, states, decoupled), sum_ir(), sum_squares_ir(), "!0 = !{i32 1}"]) + "\n"
-    )
+    return "\n\n".join([*declared, step_ir(rule, encoding), sum_ir(encoding), sum_squares_ir(), "!0 = !{i32 1}"]) + "\n"

@@ -7,7 +7,8 @@ once. An element's result is the same in a vector of 32, of 16 or alone, so bits
 The sum is in registers while the gradients are read: each vector in memory is touched once.
 
 In the text, `gradients` is a table of `c` rows {address, index in ENCODINGS, coefficient} (:data:`ROW`). `plain` is c
-where all are float32 and c is one of :data:`PLAIN`, else 0: those sums are written out, without a loop over the rows.
+where all are in the one encoding that the text was made for and c is one of :data:`PLAIN`, else 0: those sums are
+written out, without a loop over the rows.
 """
 
 from __future__ import annotations
@@ -27,31 +28,20 @@ ROW = "{ i64, i32, float }"
 RUN = 128
 """Elements that NumPy's pairwise sum adds as 8 sums side by side."""
 
+ABREAST = 4
+"""Runs at a time: an addition takes several cycles, and the next one of the same run waits for it."""
+
 GRADIENTS = "ptr %gradients, i64 %c, i32 %plain"
 """The arguments that every function begins with."""
 
 
-def _decode_float16(t: Text, h: str) -> str:
-    """Bits of float16 to float32 in integers: exact, subnormals too, with or without the processor's help."""
-    wide = t.value(f"zext {t.type('i16')} {h} to {t.type('i32')}")
-    number = {n: t.number(str(n), "i32") for n in (13, 16, 0x7FFF, 0x8000, 112 << 23, 113 << 23, 31 << 23, 1 << 23)}
-    sign = t.op("shl", t.op("and", wide, number[0x8000], "i32"), number[16], "i32")
-    body = t.op("shl", t.op("and", wide, number[0x7FFF], "i32"), number[13], "i32")
-    normal = t.op("add", body, number[112 << 23], "i32")
-    endless = t.op("add", normal, number[112 << 23], "i32")
-    above = t.value(f"icmp uge {t.type('i32')} {body}, {number[31 << 23]}")
-    below = t.value(f"icmp ult {t.type('i32')} {body}, {number[1 << 23]}")
-    lifted = t.value(f"bitcast {t.type('i32')} {t.op('add', body, number[113 << 23], 'i32')} to {t.type('float')}")
-    tiny = t.sub(lifted, t.number("0x3F10000000000000", "float"))  # 2^-14
-    tiny = t.value(f"bitcast {t.type('float')} {tiny} to {t.type('i32')}")
-    magnitude = t.pick(f"{t.type('i1')} {above}", endless, normal, "i32")
-    magnitude = t.pick(f"{t.type('i1')} {below}", tiny, magnitude, "i32")
-    bits = t.op("or", magnitude, sign, "i32")
-    return t.value(f"bitcast {t.type('i32')} {bits} to {t.type('float')}")
-
-
-def _decode_bfloat16(t: Text, h: str) -> str:
-    wide = t.value(f"zext {t.type('i16')} {h} to {t.type('i32')}")
+def _load(t: Text, base: str, i: str, encoding: str) -> str:
+    """Element i of a gradient, decoded. The processor converts float16 itself (jit.converts_float16)."""
+    if encoding == "float32":
+        return t.load(base, i)
+    if encoding == "float16":
+        return t.value(f"fpext {t.type('half')} {t.load(base, i, 'half')} to {t.type('float')}")
+    wide = t.value(f"zext {t.type('i16')} {t.load(base, i, 'i16')} to {t.type('i32')}")
     bits = t.op("shl", wide, t.number("16", "i32"), "i32")
     return t.value(f"bitcast {t.type('i32')} {bits} to {t.type('float')}")
 
@@ -68,24 +58,19 @@ def _row(t: Text, k: str) -> tuple[str, str, str]:
 
 def _term(t: Text, base: str, encoding: str, i: str) -> tuple[str, str]:
     """Element i of a gradient in any encoding, and the block that this ends in."""
-    whole, half, sixteen, brain, join = (t.name(stem) for stem in ("whole", "half", "sixteen", "brain", "decoded"))
-    t.put(f"switch i32 {encoding}, label {half} [ i32 {ENCODINGS.index('float32')}, label {whole} ]")
-    t.label(whole)
-    real = t.load(base, i)
-    t.put(f"br label {join}")
-    t.label(half)
-    short = t.load(base, i, "i16")
-    is_brain = t.value(f"icmp eq i32 {encoding}, {ENCODINGS.index('uint16')}")
-    t.put(f"br i1 {is_brain}, label {brain}, label {sixteen}")
-    t.label(sixteen)
-    from_sixteen = _decode_float16(t, short)
-    t.put(f"br label {join}")
-    t.label(brain)
-    from_brain = _decode_bfloat16(t, short)
-    t.put(f"br label {join}")
+    labels = [t.name(name) for name in ENCODINGS]
+    join, nowhere = t.name("decoded"), t.name("nowhere")
+    cases = " ".join(f"i32 {index}, label {label}" for index, label in enumerate(labels))
+    t.put(f"switch i32 {encoding}, label {nowhere} [ {cases} ]")
+    ways = []
+    for name, label in zip(ENCODINGS, labels, strict=True):
+        t.label(label)
+        ways.append(f"[ {_load(t, base, i, name)}, {label} ]")
+        t.put(f"br label {join}")
+    t.label(nowhere)
+    t.put("unreachable")
     t.label(join)
-    ways = f"[ {real}, {whole} ], [ {from_sixteen}, {sixteen} ], [ {from_brain}, {brain} ]"
-    return t.value(f"phi {t.type('float')} {ways}"), join
+    return t.value(f"phi {t.type('float')} {', '.join(ways)}"), join
 
 
 def _general_sum(t: Text, i: str, entry: str) -> tuple[str, str]:
@@ -109,16 +94,16 @@ def _general_sum(t: Text, i: str, entry: str) -> tuple[str, str]:
     return acc_next, done
 
 
-def _plain_sum(t: Text, i: str, c: int) -> str:
+def _plain_sum(t: Text, i: str, c: int, encoding: str) -> str:
     acc = ""
     for k in range(c):
         base, _, b = _row(t, str(k))
-        product = t.mul(t.load(base, i), t.splat(b))
+        product = t.mul(_load(t, base, i, encoding), t.splat(b))
         acc = t.add(acc, product) if acc else product
     return acc
 
 
-def emit_sum(t: Text, i: str) -> tuple[str, str]:
+def emit_sum(t: Text, i: str, encoding: str) -> tuple[str, str]:
     """The sum of the gradients at element i, and the block that this ends in.
 
     The loops over what is left of a span make do with the general sum: the bits are the same.
@@ -136,7 +121,7 @@ def emit_sum(t: Text, i: str) -> tuple[str, str]:
     t.put(f"br label {join}")
     for c, label in labels.items():
         t.label(label)
-        ways.append((_plain_sum(t, i, c), label))
+        ways.append((_plain_sum(t, i, c, encoding), label))
         t.put(f"br label {join}")
     t.label(join)
     return t.value(f"phi {t.type('float')} " + ", ".join(f"[ {value}, {block} ]" for value, block in ways)), join
@@ -177,12 +162,12 @@ def emit_loops(t: Text, start: str, stop: str, out: str, body: Callable[[str], s
     t.lanes = 1
 
 
-def sum_ir() -> str:
+def sum_ir(encoding: str) -> str:
     """i32 @sum(gradients, c, plain, out, start, stop): out = the sum. It may be written over one of them."""
     t = Text()
 
     def body(i: str) -> str:
-        g, last = emit_sum(t, i)
+        g, last = emit_sum(t, i, encoding)
         t.store(g, "%out", i)
         return last
 
@@ -192,7 +177,7 @@ def sum_ir() -> str:
 
 
 def sum_squares_ir() -> str:
-    """i32 @sum_squares(gradients, c, plain, out, start, stop, squares): @sum, with the squares of what it wrote.
+    """i32 @sum_squares(gradients, c, plain, out, start, stop, squares): @sum, and the squares of the sum.
 
     start and stop are multiples of NORM_BLOCK; squares[i] becomes the float64 sum of squares of out's i-th NORM_BLOCK,
     added as NumPy's pairwise sum adds them: 8 sums side by side over 128 numbers, then neighbours, again and again.
@@ -206,39 +191,45 @@ def sum_squares_ir() -> str:
     t.put("br i1 %more, label %block, label %end")
     t.label("%block")
     t.put(f"%i.next = add i64 %i, {NORM_BLOCK}")
+    t.put(f"call i32 @sum({GRADIENTS}, ptr %out, i64 %i, i64 %i.next)")
     t.put("br label %run")
     t.label("%run")
     t.put("%j = phi i64 [ %i, %block ], [ %j.next, %run ]")
     t.put("%r = phi i64 [ 0, %block ], [ %r.next, %run ]")
-    t.put(f"%j.next = add i64 %j, {RUN}")
-    t.put("%r.next = add i64 %r, 1")
-    t.put(f"call i32 @sum({GRADIENTS}, ptr %out, i64 %j, i64 %j.next)")
-    t.put(f"store double {_run_of_squares(t, '%j')}, ptr {t.at('%runs', '%r', 'double')}, align 8")
+    t.put(f"%j.next = add i64 %j, {ABREAST * RUN}")
+    t.put(f"%r.next = add i64 %r, {ABREAST}")
+    for index, total in enumerate(_runs_of_squares(t, "%j")):
+        place = t.at("%runs", t.value(f"add i64 %r, {index}"), "double")
+        t.put(f"store double {total}, ptr {place}, align 8")
     t.put("%again = icmp ult i64 %j.next, %i.next")
     t.put("br i1 %again, label %run, label %block.end")
     t.label("%block.end")
     sums = []
     for run in range(NORM_BLOCK // RUN):
         sums.append(t.value(f"load double, ptr {t.at('%runs', str(run), 'double')}, align 8"))
-    index = t.value(f"udiv i64 %i, {NORM_BLOCK}")
-    t.put(f"store double {_neighbours(t, sums)}, ptr {t.at('%squares', index, 'double')}, align 8")
+    block = t.value(f"udiv i64 %i, {NORM_BLOCK}")
+    t.put(f"store double {_neighbours(t, sums)}, ptr {t.at('%squares', block, 'double')}, align 8")
     t.put("br label %blocks")
     t.label("%end")
     t.put("ret i32 0")
     return t.function(f"i32 @sum_squares({GRADIENTS}, ptr %out, i64 %start, i64 %stop, ptr %squares)")
 
 
-def _run_of_squares(t: Text, start: str) -> str:
-    """The float64 sum of squares of RUN elements of %out. The squares are exact."""
+def _runs_of_squares(t: Text, start: str) -> list[str]:
+    """The float64 sums of squares of ABREAST runs of %out. The squares are exact."""
     t.lanes = 8
-    total = ""
+    totals = [""] * ABREAST
     for offset in range(0, RUN, 8):
-        part = t.load("%out", t.value(f"add i64 {start}, {offset}"))
-        wide = t.value(f"fpext <8 x float> {part} to <8 x double>")
-        square = t.op("fmul", wide, wide, "double")
-        total = t.op("fadd", total, square, "double") if total else square
+        for run, total in enumerate(totals):
+            part = t.load("%out", t.value(f"add i64 {start}, {run * RUN + offset}"))
+            wide = t.value(f"fpext <8 x float> {part} to <8 x double>")
+            square = t.op("fmul", wide, wide, "double")
+            totals[run] = t.op("fadd", total, square, "double") if total else square
     t.lanes = 1
-    return _neighbours(t, [t.value(f"extractelement <8 x double> {total}, i64 {lane}") for lane in range(8)])
+    return [
+        _neighbours(t, [t.value(f"extractelement <8 x double> {total}, i64 {lane}") for lane in range(8)])
+        for total in totals
+    ]
 
 
 def _neighbours(t: Text, sums: Sequence[str]) -> str:

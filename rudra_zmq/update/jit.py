@@ -10,6 +10,7 @@ import ctypes
 import functools
 import importlib
 import mmap
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,11 @@ def _binding() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     return binding
+
+
+def converts_float16() -> bool:
+    """Whether the processor converts float16 to float32: if not, LLVM calls a function that is not there."""
+    return platform.machine() == "aarch64" or bool(_binding().get_host_cpu_features().get("f16c"))
 
 
 def _may_make_code() -> bool:

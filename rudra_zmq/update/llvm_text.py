@@ -52,7 +52,7 @@ class Text:
         return self.value(f"getelementptr {element}, ptr {base}, i64 {index}")
 
     def load(self, base: str, index: str, element: str = "float") -> str:
-        size = {"i16": 2, "float": 4}[element]
+        size = {"i16": 2, "half": 2, "float": 4}[element]
         return self.value(f"load {self.type(element)}, ptr {self.at(base, index, element)}, align {size}")
 
     def store(self, value: str, base: str, index: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from rudra_zmq.bench import update as bench_update
 from rudra_zmq.bench.__main__ import main
 from rudra_zmq.bench.stream import SHAPES, Stream
 from rudra_zmq.bench.update import Case, measure
+from rudra_zmq.cli.main import main as rudra
 from rudra_zmq.update import compiled, jit
 from rudra_zmq.update.rules import RULES, aligned
 
@@ -96,7 +98,7 @@ def test_without_a_compiler_there_is_no_limit_to_hold_it_against(
         raise jit.Unavailable("none here")
 
     monkeypatch.setattr(jit, "_binding", no)
-    monkeypatch.setattr(compiled, "_module", compiled._module.__wrapped__)
+    monkeypatch.setattr(compiled, "_code", compiled._code.__wrapped__)
     (row,) = rows(capsys, "--size", "4kB", "--rule", "sgd", "--c", "1", "--threads", "1")
     assert (row["backend"], row["against"], row["ratio"]) == ("numpy", None, None)
     assert main(["update", "--backend", "compiled", "--size", "4kB"]) == 2
@@ -123,3 +125,10 @@ def test_the_stream_kernel_reads_and_writes_what_it_says(shape: tuple[int, bool]
 def test_a_size_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["update", "--size", "much"]) == 2
     assert "much" in capsys.readouterr().err
+
+
+def test_the_command_line_hands_it_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda program, argv: started.append([program, *argv]))
+    rudra(["bench", "update", "--quick", "--help"])
+    assert started == [[sys.executable, sys.executable, "-m", "rudra_zmq.bench", "update", "--quick", "--help"]]

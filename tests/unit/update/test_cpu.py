@@ -161,6 +161,17 @@ def test_grad_norm_is_the_norm_of_the_sum(backend: str) -> None:
     assert report.grad_norm == pytest.approx(np.linalg.norm(g.astype(np.float64)), rel=1e-6)
 
 
+@pytest.mark.parametrize("c", [1, 5])
+def test_a_factor_of_clipping_that_is_zero(c: int, backend: str) -> None:
+    spec = RuleSpec.of("momentum", [GroupSpan(0, SMALL, 1.0, 0.0)], 1e-30)
+    w, g, out = np.random.default_rng(4).standard_normal((3, SMALL), dtype=np.float32)
+    terms = [(1.0, g * np.float32(1e20))] * c
+    engine = CpuUpdate(spec, SMALL, backend=backend)
+    engine.step(w, terms, None, 1.0, 1.0, 0.1, out)
+    assert np.array_equal(out, w)
+    assert np.array_equal(bits(out), bits(reference_step(spec, new_state(spec, SMALL), w, terms, None, 1.0, 1.0, 0.1)))
+
+
 def test_fold_is_the_sum_of_the_reference(backend: str) -> None:
     engine = CpuUpdate(make_spec("sgd", "one", None), N, threads=2, backend=backend)
     acc = np.zeros(N, np.float32)

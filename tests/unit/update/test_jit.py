@@ -18,7 +18,7 @@ SPEC = RuleSpec.of("sgd", [GroupSpan(0, 8, 1.0, 0.0)])
 def asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process; what a test finds out is gone after it."""
     monkeypatch.setattr(jit, "_binding", jit._binding.__wrapped__)
-    monkeypatch.setattr(compiled, "_module", compiled._module.__wrapped__)
+    monkeypatch.setattr(compiled, "_code", compiled._code.__wrapped__)
 
 
 def refused(reason: str) -> None:
@@ -48,6 +48,13 @@ def test_where_memory_may_not_become_code(monkeypatch: pytest.MonkeyPatch) -> No
     refused("may not turn written memory into code")
 
 
+def test_with_a_processor_that_does_not_convert_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    llvmlite = pytest.importorskip("llvmlite.binding")
+    monkeypatch.setattr(jit.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(llvmlite, "get_host_cpu_features", lambda: {"sse2": True, "f16c": False})
+    refused("does not convert float16")
+
+
 def test_with_text_that_llvm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llvmlite")
     monkeypatch.setattr(compiled.ir_step, "module_ir", lambda *_: "define nonsense\n")
@@ -59,4 +66,5 @@ def test_a_rule_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     first, second = CpuUpdate(SPEC, 8), CpuUpdate(SPEC, 8)
     assert first.backend == "compiled"
-    assert first._engine._module is second._engine._module
+    assert first.backend == second.backend == "compiled"
+    assert compiled._code("sgd", "float32") is compiled._code("sgd", "float32")

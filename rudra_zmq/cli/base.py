@@ -5,6 +5,8 @@ Owns the exit status. A command returns an int (None is 0) and raises RudraError
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import sys
 from collections.abc import Callable
 from functools import cached_property
@@ -64,13 +66,28 @@ class Cli:
         return Places(self.settings, self.head)
 
 
+def example_first(text: str | None) -> str:
+    """The help of a command: its docstring has the example after what it does."""
+    parts = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(sorted(parts, key=lambda part: not part.startswith("\b")))
+
+
+class Command(click.Command):
+    """A command whose help begins with its example."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.help = example_first(self.help)
+
+
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """A command with its line of the table."""
+    attributes.setdefault("cls", Command)
     return click.command(name, short_help=COMMANDS[name][1], **attributes)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object as the last line of stdout.")
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print ids alone.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print the job's id alone.")
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -80,7 +97,7 @@ def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     try:
         with Cli("").places() as places:
             rows = [found.row for found in places.jobs()]
-    except RudraError:
+    except (RudraError, OSError):
         return []
     return [text for text in dict.fromkeys(t for r in rows for t in (r.job, r.name)) if text.startswith(incomplete)]
 
@@ -90,6 +107,10 @@ job_argument = click.argument("job", default="", shell_complete=complete_jobs)
 
 class Group(click.Group):
     """Finds a command's module when it is called."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.help = example_first(self.help)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -108,8 +129,8 @@ class Group(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], COMMANDS, 1)
-            hint = f"did you mean `rudra {near[0]}`?" if near else "`rudra --help` lists the commands"
-            raise click.UsageError(f"no command {args[0]!r}. Fix: {hint}", ctx=ctx)
+            hint = f", did you mean {near[0]}?" if near else ""
+            raise click.UsageError(f"no command {args[0]!r}{hint}", ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -119,4 +140,5 @@ class Group(click.Group):
 
 def fail(text: str) -> None:
     """The one line of an error."""
-    sys.stderr.write(f"rudra: {text}\n")
+    with contextlib.suppress(OSError):  # nobody is left who could read it
+        sys.stderr.write(f"rudra: {' '.join(text.split())}\n")

@@ -22,7 +22,7 @@ from rudra_zmq.config import RudraToml
 from rudra_zmq.errors import RudraError
 
 START_S = 20.0
-STOP_S = 15.0
+STOP_S = 40.0  # psd and learnerd have deadlines of 30 s of their own
 
 
 class PrivateCluster:
@@ -50,13 +50,13 @@ class PrivateCluster:
 
     def __enter__(self) -> PrivateCluster:
         _sweep(self.runtime, self.folder.parent)
-        address = paths.psd_endpoint(self.runtime)
         try:
+            address = paths.psd_endpoint(self.runtime)
             self._start("psd", "--listen", address)
             endpoint = self._await_endpoint()
             slots = ["--slots", str(self._slots)] if self._slots else []
             self._start("learnerd", "--head", address, *slots)
-            self._head = Head(endpoint["address"], Path(endpoint["token_file"]))
+            self._head = Head(endpoint["address"], Path(endpoint["token_file"]), run=self.folder)
             self._await_host()
         except BaseException:
             self.__exit__()
@@ -67,9 +67,22 @@ class PrivateCluster:
         """Stop both, wait for them, remove what is of the moment."""
         if self._head is not None:
             self._head.close()
-        for child in reversed(self._children):
-            _end(child)
-        shutil.rmtree(self.runtime, ignore_errors=True)
+        if any(child.poll() is not None for child in self._children):
+            self.kill()  # what the other one would wait for does not come
+        try:
+            for child in self._children:  # psd first: a job that still runs is drained while its learners are there
+                _end(child)
+        except KeyboardInterrupt:
+            self.kill()
+            for child in self._children:
+                child.wait(STOP_S)
+            raise
+        finally:
+            self._clear()
+
+    def _clear(self) -> None:
+        if live_endpoint(self.folder) is None:  # nobody else has come to go on with this run
+            shutil.rmtree(self.runtime, ignore_errors=True)
         with contextlib.suppress(OSError):  # others are in it, or systemd's session owns it
             self.runtime.parent.rmdir()
         if self._fresh and not self.submitted:
@@ -87,7 +100,7 @@ class PrivateCluster:
                 raise RudraError(
                     f"{name} of the private cluster ended with status {child.returncode}",
                     where=str(self.folder),
-                    fix="see the daemon's log there",
+                    fix=f"see {name}.log there; `rudra resume` goes on from the newest snapshot",
                 )
 
     def _start(self, daemon: str, *args: str) -> None:
@@ -123,8 +136,9 @@ class PrivateCluster:
 
     def _await_host(self) -> None:
         end = time.monotonic() + START_S
+        pid = self._children[1].pid
         while time.monotonic() < end:
-            if self.head.hosts():
+            if any(host.pid == pid for host in self.head.hosts()):  # psd remembers those of before
                 return
             self._check_started()
             time.sleep(0.02)

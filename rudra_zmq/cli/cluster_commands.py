@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,27 +55,45 @@ def up(cli: Cli, as_json: bool) -> None:
 
 
 def _await_hosts(cli: Cli, child: subprocess.Popen[bytes], log: Path, start: int) -> list[str]:
-    end = time.monotonic() + START_S
+    """The names of the hosts that have joined since ``child`` was started."""
+    begun, end = time.time(), time.monotonic() + START_S
     while time.monotonic() < end:
-        if child.poll() is not None:
-            with open(log, errors="replace") as file:
-                file.seek(start)
-                lines = file.read().strip().splitlines()
-            raise RudraError(
-                f"it did not start: {lines[-1] if lines else child.returncode}",
-                where=str(log),
-                fix="see the log",
-            )
+        if why := _why(log, start, ended=child.poll() is not None):
+            _give_up(child)
+            raise RudraError(f"it did not start: {why}", fix="" if "Fix: " in why else f"see the logs in {log.parent}")
         try:
             with Places(cli.settings) as places:
                 found = places.head().hosts()
-            if found:
-                return [h.name for h in found]
+            if joined := [h.name for h in found if h.last_seen >= begun - 1.0]:
+                return joined
         except RudraError:
             pass  # not there yet: the deadline is ours
         time.sleep(0.05)
-    os.kill(child.pid, signal.SIGTERM)
-    raise TimedOut(f"no host has joined within {START_S:g} s", where=str(log), fix="see the log")
+    _give_up(child)
+    raise TimedOut(f"no host has joined within {START_S:g} s", where=str(log.parent), fix="see the logs there")
+
+
+_DAEMON_ENDED = re.compile(r"(?:ended, is|a setting is wrong, not) started again daemon=(\w+)")
+
+
+def _why(log: Path, start: int, ended: bool) -> str:
+    """The last words of a daemon that has ended, or of the supervisor if it has; "" while all is well."""
+    with open(log, errors="replace") as file:
+        file.seek(start)
+        text = file.read()
+    if match := _DAEMON_ENDED.search(text):
+        text = (log.parent / f"{match[1]}.log").read_text(errors="replace")
+    elif not ended:
+        return ""
+    return (text.strip().splitlines() or ["it ended without a word"])[-1]
+
+
+def _give_up(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
 
 
 def _supervisor(state: Path) -> int:
@@ -89,8 +108,9 @@ def _supervisor(state: Path) -> int:
 
 
 @command("down")
+@json_option
 @click.pass_obj
-def down(cli: Cli) -> None:
+def down(cli: Cli, as_json: bool) -> None:
     """Stop what `rudra up` started; running jobs are drained, and go on at the next `up`.
 
     \b
@@ -104,7 +124,7 @@ def down(cli: Cli) -> None:
     end = time.monotonic() + STOP_S
     while time.monotonic() < end:
         if not _supervisor(state):
-            say("down")
+            emit_json({"pid": pid, "state": str(state)}) if as_json else say("down")
             return
         time.sleep(0.05)
     raise TimedOut(f"PID {pid} has not ended within {STOP_S:g} s", fix=f"kill -9 {pid}")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import sys
 import time
 from pathlib import Path
 
 import click
 
-from rudra_zmq.cli.base import Cli, command, complete_jobs, json_option, quiet_option
+from rudra_zmq.cli.base import Cli, command, complete_jobs, json_option
 from rudra_zmq.cli.job_commands import duration
 from rudra_zmq.cli.output import ago, emit_json, note, say, size, table
-from rudra_zmq.cli.places import Found, Places
-from rudra_zmq.cli.report import ENDED
+from rudra_zmq.cli.places import ENDED, DownCluster, Found
 from rudra_zmq.errors import NotFound, Rejected, RudraError
 
 PIECE = 262144
@@ -51,7 +52,8 @@ def prune(cli: Cli, older: str, keep: int, yes: bool, dry_run: bool) -> None:
     """
     age = _age(older)
     with cli.places() as places:
-        ended = [f for f in places.jobs() if f.row.state in ENDED]
+        ended = [f for f in places.jobs() if f.row.state in ENDED and not isinstance(f.place, DownCluster)]
+        places.tell()
         old = [f for f in ended[keep:] if time.time() - (f.row.ended or f.row.created) > age]
         if not old:
             note("nothing to remove")
@@ -79,11 +81,12 @@ def _line(found: Found) -> list[str]:
 def _remove(found: list[Found], yes: bool) -> None:
     if not yes:
         table(["job", "name", "state", "ended"], [_line(f) for f in found])
-        click.confirm(
-            f"remove {'this job' if len(found) == 1 else f'these {len(found)} jobs'} and the files?",
-            abort=True,
-            err=True,
-        )
+        what = "this job" if len(found) == 1 else f"these {len(found)} jobs"
+        if not sys.stdin.isatty():
+            raise Rejected(f"nobody can be asked whether to remove {what}", fix="--yes removes without asking")
+        if not click.confirm(f"remove {what} and the files?", err=True):
+            note("nothing is removed")
+            return
     for f in found:
         f.place.remove(f.row.job)
         say(f"removed {f.row.job} {f.row.name}")
@@ -102,8 +105,9 @@ def df(cli: Cli, as_json: bool) -> None:
     sums: dict[str, dict[str, int]] = {}
     with cli.places() as places:
         rows = {f.row.job: f.row for f in places.jobs()}
-        for job, kind, count in _usage(places):
+        for job, kind, count in _usage(places.jobs()):
             sums.setdefault(job, dict.fromkeys(kinds, 0))[kind] += count
+        places.tell()
     if as_json:
         emit_json({"jobs": [{"job": job, **by_kind, "total": sum(by_kind.values())} for job, by_kind in sums.items()]})
         return
@@ -118,9 +122,9 @@ def df(cli: Cli, as_json: bool) -> None:
     say(f"total {size(sum(sum(k.values()) for k in sums.values()))}")
 
 
-def _usage(places: Places) -> list[tuple[str, str, int]]:
+def _usage(jobs: list[Found]) -> list[tuple[str, str, int]]:
     found: list[tuple[str, str, int]] = []
-    for place in places.all():
+    for place in {id(f.place): f.place for f in jobs}.values():
         try:
             found += place.usage()
         except RudraError as error:
@@ -132,7 +136,7 @@ def _usage(places: Places) -> list[tuple[str, str, int]]:
 @click.argument("job", shell_complete=complete_jobs)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
-@quiet_option
+@click.option("-q", "--quiet", is_flag=True, help="Do not say what was written.")
 @click.pass_obj
 def export(cli: Cli, job: str, file: Path, force: bool, quiet: bool) -> None:
     """Copy a job's weights (every key of its state_dict, safetensors) to FILE.
@@ -150,8 +154,13 @@ def export(cli: Cli, job: str, file: Path, force: bool, quiet: bool) -> None:
         try:
             total = _copy(found, temporary)
             os.replace(temporary, file)
+        except OSError as error:
+            raise RudraError(
+                f"cannot write {file}: {error.strerror}", fix="choose a folder that you can write to, with room"
+            ) from None
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
     if not quiet:
         say(f"{file}: {size(total)}, weights of job {found.row.job} {found.row.name}")
 

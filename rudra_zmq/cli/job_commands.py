@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from dataclasses import replace
 
 import click
 
-from rudra_zmq.cli.base import Cli, command, complete_jobs, job_argument, json_option, quiet_option
-from rudra_zmq.cli.follow import Follower, event_line
+from rudra_zmq.cli.base import Cli, command, complete_jobs, fail, job_argument, json_option, quiet_option
+from rudra_zmq.cli.follow import Follower, event_line, story
 from rudra_zmq.cli.jobs_given import TargetCommand, load_target, set_option, submission, target_arguments
-from rudra_zmq.cli.output import ago, emit_json, note, percent, say, size, span, table, utc
-from rudra_zmq.cli.places import Found, Head
-from rudra_zmq.cli.report import ENDED, job_object, print_status, print_summary
+from rudra_zmq.cli.output import ago, emit_json, note, percent, say, screen, size, table, utc
+from rudra_zmq.cli.places import ENDED, DownCluster, Found, Head, down, ended_run
+from rudra_zmq.cli.report import failure, job_object, print_status, print_summary
 from rudra_zmq.config import job_from_toml, parse_duration
-from rudra_zmq.errors import EXIT_INTERRUPTED, EXIT_JOB_FAILED
+from rudra_zmq.errors import EXIT_INTERRUPTED, EXIT_JOB_FAILED, TimedOut, Unreachable
 from rudra_zmq.wire.messages.control import JobRow
 
 
@@ -27,6 +29,9 @@ def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
+
+BEAT_S = 2.0
+PATIENCE_S = 60.0
 
 timeout_option = click.option("--timeout", callback=duration, metavar="TIME", help='Give up after this long ("10m").')
 
@@ -67,10 +72,15 @@ def submit(
         if follow:
             note(f"job {job} {loaded.job.job.name}")
             return watch(head, job, as_json, quiet, None)
+    return submitted(job, loaded.job.job.name, as_json, quiet)
+
+
+def submitted(job: str, name: str, as_json: bool, quiet: bool) -> int:
+    """What is said of a job that nobody follows yet."""
     if as_json:
-        emit_json({"job": job, "name": loaded.job.job.name, "state": "PENDING"})
+        emit_json({"job": job, "name": name, "state": "PENDING"})
     else:
-        say(job if quiet else f"job {job} {loaded.job.job.name}: `rudra follow {job}` watches it")
+        say(job if quiet else f"job {job} {name}: `rudra follow {job}` watches it")
     return 0
 
 
@@ -82,13 +92,21 @@ def watch(head: Head, job: str, as_json: bool, quiet: bool, timeout: float | Non
     except KeyboardInterrupt:
         note(f"\ndetached; the job goes on. `rudra follow {job}` comes back, `rudra stop {job}` stops it")
         return EXIT_INTERRUPTED
+    return report(row, as_json, quiet)
+
+
+def report(row: JobRow, as_json: bool, quiet: bool, told: bool = True) -> int:
+    """How a job ended, as the command was asked to say it; the exit status. ``told``: its story was shown."""
     if as_json:
         emit_json(job_object(row))
     elif quiet:
         say(row.job)
     else:
         print_summary(row)
-    return EXIT_JOB_FAILED if row.state in ("FAILED", "LOST") else 0
+    if line := failure(row, told=told and not quiet):
+        fail(line)
+        return EXIT_JOB_FAILED
+    return 0
 
 
 @command("follow")
@@ -107,37 +125,38 @@ def follow(cli: Cli, job: str, as_json: bool, quiet: bool, timeout: float | None
         found = places.find(job)
         if isinstance(found.place, Head):
             return watch(found.place, found.row.job, as_json, quiet, timeout)
-        return _ended(found.row, as_json)
-
-
-def _ended(row: JobRow, as_json: bool) -> int:
-    if as_json:
-        emit_json(job_object(row))
-    else:
-        print_summary(row)
-    return EXIT_JOB_FAILED if row.state in ("FAILED", "LOST") else 0
+        if found.row.state not in ENDED:
+            raise down(found.row)
+        return report(found.place.get(found.row.job).row, as_json, quiet)
 
 
 @command("wait")
 @click.argument("jobs", nargs=-1, shell_complete=complete_jobs)
+@json_option
 @timeout_option
 @click.pass_obj
-def wait(cli: Cli, jobs: tuple[str, ...], timeout: float | None) -> int:
-    """Wait until the jobs have ended, without a word; exit status 8 if one of them failed.
+def wait(cli: Cli, jobs: tuple[str, ...], as_json: bool, timeout: float | None) -> int:
+    """Wait until the jobs have ended; exit status 8 if one of them failed, 6 at the time-out.
 
     \b
       rudra wait 7f3a01 --timeout 10m && rudra export 7f3a01 weights.safetensors
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    failed = False
+    rows = []
     with cli.places() as places:
-        for job in jobs or ("",):
-            found = places.find(job)
+        for found in [places.find(job) for job in jobs or ("",)]:
             row = found.row
-            if row.state not in ENDED and isinstance(found.place, Head):
+            if row.state not in ENDED:
+                if not isinstance(found.place, Head):
+                    raise down(row)
                 row = Follower(found.place, row.job, quiet=True).wait(deadline)
-            failed |= row.state in ("FAILED", "LOST")
-    return EXIT_JOB_FAILED if failed else 0
+            rows.append(row)
+    if as_json:
+        emit_json({"jobs": [_brief(row) for row in rows]})
+    failures = [line for row in rows if (line := failure(row))]
+    for line in failures:
+        fail(line)
+    return EXIT_JOB_FAILED if failures else 0
 
 
 @command("jobs")
@@ -152,6 +171,7 @@ def jobs(cli: Cli, as_json: bool, quiet: bool) -> None:
     """
     with cli.places() as places:
         found = places.jobs()
+        places.tell()
     if as_json:
         emit_json({"jobs": [_brief(f.row) for f in found]})
     elif quiet:
@@ -159,7 +179,7 @@ def jobs(cli: Cli, as_json: bool, quiet: bool) -> None:
             say(f.row.job)
     else:
         table(
-            ["job", "name", "state", "protocol", "learners", "epoch", "accuracy", "time", "created"],
+            ["job", "name", "state", "protocol", "lambda", "epoch", "accuracy", "created"],
             [_line(f.row) for f in found],
         )
 
@@ -174,10 +194,10 @@ def _brief(row: JobRow) -> dict[str, object]:
 def _line(row: JobRow) -> list[str]:
     p = row.progress
     if p is None or not p.protocol:
-        return [row.job, row.name, row.state, "-", "-", "-", "-", "-", ago(row.created)]
+        return [row.job, row.name, row.state, "-", "-", "-", "-", ago(row.created)]
     protocol = f"{p.n}-softsync" if p.protocol == "softsync" else p.protocol
     epoch = f"{min(p.epoch + 1, p.epochs)}/{p.epochs}"
-    figures = [protocol, str(p.lam), epoch, percent(p.accuracy), span(p.seconds)]
+    figures = [protocol, str(p.lam), epoch, percent(p.accuracy)]
     return [row.job, row.name, row.state, *figures, ago(row.created)]
 
 
@@ -193,13 +213,26 @@ def status(cli: Cli, job: str, beat: bool, as_json: bool) -> None:
       rudra status            the newest job
       rudra status 7f3a01 -w
     """
+    lost = 0.0
     with cli.places() as places:
         found = places.find(job)
         while True:
-            row = _show_status(found, as_json, clear=beat and sys.stdout.isatty())
-            if not beat or row.state in ENDED:
-                return
-            time.sleep(2.0)
+            try:
+                row = _show_status(found, as_json, clear=beat and sys.stdout.isatty())
+            except (Unreachable, TimedOut) as error:
+                over = ended_run(found.place) if isinstance(found.place, Head) else None
+                if not beat or lost > PATIENCE_S:
+                    raise
+                if over is not None:
+                    found.place = over
+                    continue
+                note(f"waiting for psd: {error.message}")
+                lost += BEAT_S
+            else:
+                lost = 0.0
+                if not beat or row.state in ENDED or isinstance(found.place, DownCluster):
+                    return
+            time.sleep(BEAT_S)
 
 
 def _show_status(found: Found, as_json: bool, clear: bool) -> JobRow:
@@ -207,10 +240,9 @@ def _show_status(found: Found, as_json: bool, clear: bool) -> JobRow:
     if as_json:
         emit_json(job_object(row))
         return row
-    events = found.place.events(row.job, 0, 0.0, "").rows
-    if clear:
-        sys.stdout.write("\x1b[H\x1b[2J")
-    print_status(row, [event_line(e) for e in events[-3:]])
+    events = story(found.place, row.job)[-3:]
+    with screen() if clear else contextlib.nullcontext():
+        print_status(row, [event_line(e) for e in events])
     return row
 
 
@@ -274,11 +306,14 @@ def stop(cli: Cli, job: str, now: bool, no_wait: bool, as_json: bool, timeout: f
         head, row = places.find_live(job)
         head.stop(row.job, now)
         if not no_wait:
-            row = Follower(head, row.job, quiet=True).wait(time.monotonic() + (timeout or 60.0))
+            row = Follower(head, row.job, quiet=True).wait(time.monotonic() + (60.0 if timeout is None else timeout))
     if as_json:
         emit_json(job_object(row))
     else:
         say(f"job {row.job} is {row.state}" if not no_wait else f"job {row.job} is told to stop")
+    if line := failure(row):
+        fail(line)
+        return EXIT_JOB_FAILED
     return 0
 
 
@@ -304,20 +339,16 @@ def again(cli: Cli, job: str, follow: bool, sets: tuple[str, ...], as_json: bool
         reply = found.place.get(found.row.job)
         folder = Path(job_from_toml(reply.toml, name=found.row.name).job.run.cwd or Path.cwd())
         loaded = job_from_toml(reply.toml, name=found.row.name, sets=sets, folder=folder)
+        origins = {k: o if o.startswith("-s ") else reply.origins.get(k, o) for k, o in loaded.origins.items()}
+        loaded = replace(loaded, origins=origins)  # of the first job, not of the file that it became
         message = submission(loaded, again=found.row.job)
-        if not _is_of_run(found):
-            assert isinstance(found.place, Head)
-            new = found.place.submit(message)
+        if not found.place.of_run:
+            head = found.place if isinstance(found.place, Head) else places.head()
+            new = head.submit(message)
             if follow:
-                return watch(found.place, new, as_json, quiet, None)
-            emit_json({"job": new, "name": loaded.job.job.name, "state": "PENDING"}) if as_json else say(
-                new if quiet else f"job {new} {loaded.job.job.name}"
-            )
-            return 0
+                note(f"job {new} {loaded.job.job.name}")
+                return watch(head, new, as_json, quiet, None)
+            return submitted(new, loaded.job.job.name, as_json, quiet)
     from rudra_zmq.cli.run import run_private
 
     return run_private(cli, loaded, message, as_json, quiet)
-
-
-def _is_of_run(found: Found) -> bool:
-    return not isinstance(found.place, Head) or found.place.of_run

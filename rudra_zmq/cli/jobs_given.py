@@ -14,33 +14,46 @@ from typing import Any
 
 import click
 
+from rudra_zmq.cli.base import Command
 from rudra_zmq.config import LoadedJob, job_for_script, job_to_toml, load_job
 from rudra_zmq.errors import UsageError
 from rudra_zmq.wire.messages.control import Submit
 
 
-class TargetCommand(click.Command):
+class TargetCommand(Command):
     """Stops reading options at a script's name (or after ``-m MODULE``): the rest is the script's own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        takes_value = {
+        valued = {
             name for p in self.params if isinstance(p, click.Option) and not (p.is_flag or p.count) for name in p.opts
         }
-        k = 0
-        while k < len(args) and args[k].startswith("-") and args[k] not in ("-", "--"):
-            name = args[k]
-            k += 2 if name in takes_value else 1
-            if name == "-m":
-                break
+        k, module = 0, False
+        while k < len(args) and not module and args[k].startswith("-") and args[k] not in ("-", "--"):
+            name, attached = _first_with_value(args[k], valued)
+            k += 2 if name and not attached else 1
+            module = name == "-m"
         own, rest = args[:k], args[k:]
-        if rest[:1] != ["--"] and rest and rest[0].endswith(".toml") and "-m" not in own:
+        if not module and rest and rest[0].endswith(".toml"):
             return super().parse_args(ctx, args)  # a job file has no arguments of its own
-        return super().parse_args(ctx, [*own, "--", *(rest[1:] if rest[:1] == ["--"] else rest)])
+        if rest or module:  # "--" before a script's name is ours, after -m MODULE the module's
+            own += ["--", *(rest[1:] if rest[:1] == ["--"] and not module else rest)]
+        return super().parse_args(ctx, own if k <= len(args) else args)
+
+
+def _first_with_value(arg: str, valued: set[str]) -> tuple[str, bool]:
+    """The option in ``arg`` that takes a value, "" if none does, and whether the value is in it too (-sKEY=V)."""
+    if arg.startswith("--"):
+        name, equals, _ = arg.partition("=")
+        return (name, bool(equals)) if name in valued else ("", False)
+    for at, letter in enumerate(arg[1:], 2):
+        if f"-{letter}" in valued:
+            return f"-{letter}", at < len(arg)
+    return "", False
 
 
 def target_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
     """The arguments of run and submit: everything after a script's name is the script's own."""
-    function = click.argument("args", nargs=-1, type=click.UNPROCESSED)(function)
+    function = click.argument("args", nargs=-1, metavar="TARGET [ARGS]...", type=click.Path(readable=False))(function)
     function = click.option("-m", "module", metavar="MODULE", help="Run a module as a script, as python -m does.")(
         function
     )

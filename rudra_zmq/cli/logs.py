@@ -1,31 +1,36 @@
 """``rudra logs``: what a job's processes wrote, from the start or as it comes.
 
 Owns the merging of several files and the follower's offsets: a read names (inode, offset), so a cut connection
-resumes where it was, nothing lost and nothing twice.
+resumes where it was, nothing lost and nothing twice. A file that was shortened meanwhile says how much is missing.
 """
 
 from __future__ import annotations
 
+import heapq
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
+from typing import NamedTuple
 
 import click
 
 from rudra_zmq.cli.base import Cli, command, job_argument
-from rudra_zmq.cli.output import note, say
-from rudra_zmq.cli.places import FinishedRun, Head
-from rudra_zmq.cli.report import ENDED
+from rudra_zmq.cli.follow import story
+from rudra_zmq.cli.output import emit_json, note, say
+from rudra_zmq.cli.places import ENDED, AnyPlace, DownCluster, Head, down, ended_run
+from rudra_zmq.cli.report import FAILED_PROCESS
 from rudra_zmq.config import parse_duration
 from rudra_zmq.errors import NotFound, RudraError, TimedOut, Unreachable, UsageError
+from rudra_zmq.head.files import CUT, KEPT
+from rudra_zmq.wire.messages.control import FileData
 
 PIECE = 131072
 BEAT_S = 0.5
 PATIENCE_S = 60.0
 _NAME = re.compile(r"logs/(learner-(\d+)|evaluator|node)\.(log|out)")
-_FAILED = re.compile(r"(?:(?:learner|rank) (\d+)|evaluator) failed")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)Z ")
 
 
@@ -37,8 +42,24 @@ class Source:
     label: str
     offset: int = 0
     inode: int = 0
-    rest: bytes = b""
+    cut: int = 0  # bytes that are missing from the middle of this file
+    mark: int = 0  # bytes of the line that says so
+    rest: bytes = b""  # of a line whose end is not written yet
     fresh: bool = True  # whether the line that comes next is recent enough for --since
+    stamp: str = ""  # of the newest line that has one
+
+    @property
+    def raw(self) -> bool:
+        """A script's own output, which has no times."""
+        return self.path.endswith(".out")
+
+
+class Line(NamedTuple):
+    """A line and where it is from. ``stamp``: its time or that of the line before it, as the file has it."""
+
+    source: Source
+    stamp: str
+    text: str
 
 
 @command("logs")
@@ -48,10 +69,12 @@ class Source:
 @click.option(
     "--since",
     metavar="TIME",
-    help="Only lines from then on: 10m, 14:30, 2026-12-01T14:30. A script's raw output has no times and is left out.",
+    help="Only lines from then on: 10m, 14:30, 2026-12-01T14:30. A script's own output has no times: of it, only what "
+    "comes with -f.",
 )
-@click.option("--tail", type=click.IntRange(0), metavar="N", help="Begin with the last N lines.")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Begin with the last N lines of each file.")
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @click.pass_obj
 def logs(
     cli: Cli,
@@ -61,6 +84,7 @@ def logs(
     since: str | None,
     tail: int | None,
     grep: str | None,
+    as_json: bool,
 ) -> None:
     """Show what a job's learners, evaluator and node wrote.
 
@@ -69,25 +93,33 @@ def logs(
       rudra logs 7f3a01 --learner failed
       rudra logs --since 10m --grep 'loss=[01]'
 
-    Each line begins with its source; learner-N.out is the script's own output, learner-N.log is rudra's.
+    Each line begins with its source: "3:" is rudra's own line about learner 3 (learner-3.log), "3|" what the script
+    printed there (learner-3.out).
     """
     pattern = _pattern(grep)
     begin = parse_since(since) if since else None
     with cli.places() as places:
         found = places.find(job)
-        place = found.place
-        wanted = _wanted(place, found.row.job, learner)
-        reader = Reader(place, found.row.job, wanted, begin, pattern)
-        for line in reader.first(tail):
-            say(line)
+        reader = Reader(found.place, found.row.job, _wanted(found.place, found.row.job, learner), begin, pattern)
+        for line in reader.first(tail, last=not follow):
+            _write(line, as_json)
         while follow:
-            ended = reader.state() in ENDED  # asked before the read, so that the last lines are not missed
-            for line in reader.more():
-                say(line)
-            if ended:
-                note(f"job {found.row.job} is {reader.state()}")
+            state = reader.state()  # asked before the read, so that the last lines are not missed
+            for line in reader.more(last=state in ENDED):
+                _write(line, as_json)
+            if state in ENDED:
+                note(f"job {found.row.job} is {state}")
                 return
+            if isinstance(reader.place, DownCluster):
+                raise down(found.row)
             time.sleep(BEAT_S)
+
+
+def _write(line: Line, as_json: bool) -> None:
+    if as_json:
+        emit_json({"source": line.source.path.removeprefix("logs/"), "text": line.text})
+    else:
+        say(f"{line.source.label} {line.text}")
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:
@@ -114,18 +146,18 @@ def parse_since(text: str) -> datetime:
         raise UsageError(f"--since {text!r} is no time", fix="use 10m, 14:30 or 2026-12-01T14:30") from None
 
 
-def _wanted(place: Head | FinishedRun, job: str, learner: str | None) -> frozenset[str] | None:
+def _wanted(place: AnyPlace, job: str, learner: str | None) -> frozenset[str] | None:
     """The processes to show by the stem of their files; None for everything."""
     if learner is None:
         return None
     if learner == "failed":
-        texts = [place.get(job).row.reason, *(e.text for e in place.events(job, 0, 0.0, "").rows if e.level == "E")]
-        failed = {m[1] or "evaluator" for text in texts for m in _FAILED.finditer(text)}
+        texts = [place.get(job).row.reason, *(e.text for e in story(place, job) if e.level == "E")]
+        failed = {m[1] or "evaluator" for text in texts for m in FAILED_PROCESS.finditer(text)}
         if not failed:
             raise NotFound(f"no learner of job {job} failed", fix="leave --learner out to see all")
         return frozenset(name if name == "evaluator" else f"learner-{name}" for name in failed)
     if not learner.isdigit():
-        raise UsageError(f"--learner {learner!r}", fix='give a rank such as 0, or "failed"')
+        raise UsageError(f"--learner {learner!r} is no rank", fix='give a rank such as 0, or "failed"')
     return frozenset({f"learner-{int(learner)}"})
 
 
@@ -134,7 +166,7 @@ class Reader:
 
     def __init__(
         self,
-        place: Head | FinishedRun,
+        place: AnyPlace,
         job: str,
         wanted: frozenset[str] | None,
         since: datetime | None,
@@ -151,31 +183,44 @@ class Reader:
             self._lost = None
             return state
         except (Unreachable, TimedOut):
+            over = ended_run(self.place) if isinstance(self.place, Head) else None
+            if over is not None:  # the private cluster has done its work; the files are where they were
+                self.place = over
+                return self.state()
             self._lost = self._lost or time.monotonic()
             if time.monotonic() - self._lost > PATIENCE_S:
                 raise
             return "RUNNING"
 
-    def first(self, tail: int | None) -> list[str]:
-        """What is there now, all of it or the last ``tail`` lines."""
+    def first(self, tail: int | None, last: bool) -> Iterator[Line]:
+        """What is there now, of each file all or the last ``tail`` lines: ours by time, then the scripts' own.
+
+        ``last``: nothing more will be asked for, so a line without its end is one.
+        """
         self._look()
         if self.wanted is not None and not self.sources:
             what = ", ".join(sorted(self.wanted))
-            raise NotFound(f"no log of {what} in job {self.job}", fix="`rudra show` lists the files")
-        lines = list(self.more())
-        return lines if tail is None else lines[len(lines) - tail :] if tail else []
+            raise NotFound(f"no log of {what} in job {self.job}", fix=f"`rudra show {self.job}` lists the files")
+        ours: list[list[Line]] = []
+        raw: list[list[Line]] = []
+        for source in self.sources.values():
+            lines = [*self._read(source, last)]
+            (raw if source.raw else ours).append(lines if tail is None else lines[max(0, len(lines) - tail) :])
+            source.fresh = True
+        return chain(heapq.merge(*ours, key=lambda line: line.stamp), *raw)
 
-    def more(self) -> Iterator[str]:
+    def more(self, last: bool) -> Iterator[Line]:
         """Lines that came since; nothing while the head does not answer."""
         try:
             self._look()
             for source in self.sources.values():
-                yield from self._read(source)
+                yield from self._read(source, last)
         except (Unreachable, TimedOut):
             if not isinstance(self.place, Head):
                 raise
 
     def _look(self) -> None:
+        first = not self.sources
         for path, _ in self.place.files(self.job):
             match = _NAME.fullmatch(path)
             if match is None or path in self.sources:
@@ -183,27 +228,48 @@ class Reader:
             if self.wanted is not None and match[1] not in self.wanted:
                 continue
             label = f"{match[2] or match[1]}{'|' if match[3] == 'out' else ':'}"
-            self.sources[path] = Source(path, label, fresh=self.since is None)
+            self.sources[path] = Source(path, label, fresh=self.since is None or not first)
 
-    def _read(self, source: Source) -> Iterator[str]:
+    def _read(self, source: Source, last: bool) -> Iterator[Line]:
         while True:
             piece = self.place.read(self.job, source.path, source.offset, PIECE)
-            if source.inode not in (0, piece.inode) or piece.size < source.offset:
-                source.offset, source.inode, source.rest = 0, piece.inode, b""  # replaced: begin it anew
+            if source.inode != piece.inode or piece.size < source.offset:
+                self._replaced(source, piece)
                 continue
-            source.inode = piece.inode
-            if not piece.data:
-                return
             source.offset += len(piece.data)
             *lines, source.rest = (source.rest + piece.data).split(b"\n")
+            if not piece.data and last and source.rest:
+                lines, source.rest = [source.rest], b""
             for raw in lines:
                 text = raw.decode(errors="replace").rstrip("\r")
                 if self._passes(source, text):
-                    yield f"{source.label} {text}"
+                    yield Line(source, source.stamp, text)
+            if not piece.data:
+                return
+
+    def _replaced(self, source: Source, piece: FileData) -> None:
+        """Find the place in a file that is new, shortened or another one."""
+        read = source.offset - source.mark + source.cut if source.offset > KEPT else source.offset
+        found = None
+        if piece.size > KEPT:
+            piece = self.place.read(self.job, source.path, KEPT, 64)
+            found = CUT.match(piece.data)
+        same = source.inode == piece.inode
+        source.inode = piece.inode
+        source.cut, source.mark = (int(found[1]), found.end()) if found else (0, 0)
+        if read <= KEPT and (found or same):
+            source.offset = min(read, piece.size)
+        elif found:  # what follows, or the mark where some of it is gone
+            source.offset = KEPT + source.mark + read - KEPT - source.cut if read >= KEPT + source.cut else KEPT
+        elif same:
+            source.offset = min(KEPT, piece.size)  # a full disk: its head alone was kept
+        else:
+            source.offset, source.rest = 0, b""
 
     def _passes(self, source: Source, text: str) -> bool:
-        if self.since is not None:
-            stamp = _STAMP.match(text)
-            if stamp:  # a line without a time belongs to the one before it
+        stamp = None if source.raw else _STAMP.match(text)
+        if stamp:  # a line without a time belongs to the one before it
+            source.stamp = stamp[1]
+            if self.since is not None:
                 source.fresh = datetime.fromisoformat(stamp[1] + "+00:00") >= self.since
         return source.fresh and (self.pattern is None or self.pattern.search(text) is not None)

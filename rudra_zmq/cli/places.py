@@ -1,36 +1,46 @@
-"""Where jobs are found: at a head that answers, or in the folder that a finished ``rudra run`` left.
+"""Where jobs are found: at a head that answers, or in the folder of one that does not run (any more).
 
-Owns the search for a job by id, name or "the newest". Both kinds of place answer the same questions, so no
-command asks which it has.
+Owns the search for a job by id, name or "the newest". All kinds of place answer the same questions, so few
+commands ask which they have.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
+import stat
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
 from rudra_zmq import __version__, paths
 from rudra_zmq.cli.output import note
 from rudra_zmq.config import RudraToml
-from rudra_zmq.errors import NotFound, NotRunning, RudraError, Unreachable
+from rudra_zmq.errors import NotFound, NotRunning, RudraError, TimedOut, Unreachable
 from rudra_zmq.head.files import list_files, read_file, remove_folder, usage
 from rudra_zmq.head.registry import Registry
 from rudra_zmq.net.client import RpcClient
 from rudra_zmq.wire.messages import control as c
+from rudra_zmq.wire.messages.data import Message
 
 CALL_S = 10.0
+SLICE_S = 2.0  # between looks at a private cluster that does not answer
+M = TypeVar("M", bound=Message)
+MOST_PROBLEMS = 3
+ENDED = frozenset({"STOPPED", "DONE", "FAILED", "LOST"})
 
 
 class Place(Protocol):
     """Somewhere that jobs live. Every method raises a RudraError that says what to do."""
 
-    live: bool
+    of_run: bool  # of a `rudra run`, whose cluster ends with its one job
 
     def jobs(self) -> list[c.JobRow]: ...
     def get(self, job: str) -> c.JobReply: ...
@@ -45,74 +55,112 @@ class Place(Protocol):
 class Head:
     """A psd that answers at ``address``."""
 
-    live = True
-
-    def __init__(self, address: str, token_file: Path, *, of_run: bool = False) -> None:
-        """``of_run``: the psd of a private cluster, which ends with its one job."""
-        self.address, self.of_run = address, of_run
+    def __init__(self, address: str, token_file: Path, *, run: Path | None = None) -> None:
+        """``run``: the folder of the private cluster whose psd this is."""
+        self.address, self.run, self.of_run = address, run, run is not None
         token = paths.read_token(token_file)
         self._rpc = RpcClient(address, whoami=c.Whoami(token=token, version=__version__))
 
     def close(self) -> None:
         self._rpc.close()
 
+    def _call(self, message: Message, *, expect: type[M], timeout: float) -> M:
+        """The answer. A private cluster that has ended is no reason to wait for one."""
+        if self.run is None:
+            return self._rpc.call(message, expect=expect, timeout=timeout)
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return self._rpc.call(message, expect=expect, timeout=timeout - CALL_S + SLICE_S)
+            except (TimedOut, Unreachable):
+                if live_endpoint(self.run) is None:
+                    raise Unreachable("its private cluster has ended", where=str(self.run)) from None
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
     def jobs(self) -> list[c.JobRow]:
-        return self._rpc.call(c.ListJobs(), expect=c.Jobs, timeout=CALL_S).rows
+        return self._call(c.ListJobs(), expect=c.Jobs, timeout=CALL_S).rows
 
     def get(self, job: str) -> c.JobReply:
-        return self._rpc.call(c.GetJob(job=job), expect=c.JobReply, timeout=CALL_S)
+        return self._call(c.GetJob(job=job), expect=c.JobReply, timeout=CALL_S)
 
     def events(self, job: str, after: int, wait: float, state: str) -> c.Events:
         message = c.GetEvents(job=job, after=after, wait=wait, state=state)
-        return self._rpc.call(message, expect=c.Events, timeout=CALL_S + wait)
+        return self._call(message, expect=c.Events, timeout=CALL_S + wait)
 
     def files(self, job: str) -> list[tuple[str, int]]:
-        return self._rpc.call(c.ListFiles(job=job), expect=c.Files, timeout=CALL_S).rows
+        return self._call(c.ListFiles(job=job), expect=c.Files, timeout=CALL_S).rows
 
     def read(self, job: str, path: str, offset: int, limit: int) -> c.FileData:
         message = c.ReadFile(job=job, path=path, offset=offset, limit=limit)
-        return self._rpc.call(message, expect=c.FileData, timeout=CALL_S)
+        return self._call(message, expect=c.FileData, timeout=CALL_S)
 
     def usage(self) -> list[tuple[str, str, int]]:
-        return self._rpc.call(c.DiskUse(), expect=c.DiskUsed, timeout=CALL_S).rows
+        return self._call(c.DiskUse(), expect=c.DiskUsed, timeout=CALL_S).rows
 
     def remove(self, job: str) -> str:
-        return self._rpc.call(c.RemoveJob(job=job), expect=c.Ok, timeout=CALL_S).text
+        return self._call(c.RemoveJob(job=job), expect=c.Ok, timeout=CALL_S).text
 
     def submit(self, message: c.Submit) -> str:
-        return self._rpc.call(message, expect=c.Submitted, timeout=CALL_S).job
+        return self._call(message, expect=c.Submitted, timeout=CALL_S).job
 
     def stop(self, job: str, now: bool) -> str:
-        return self._rpc.call(c.StopJob(job=job, now=now), expect=c.Ok, timeout=CALL_S).text
+        return self._call(c.StopJob(job=job, now=now), expect=c.Ok, timeout=CALL_S).text
 
     def resume(self, job: str) -> str:
-        return self._rpc.call(c.ResumeJob(job=job), expect=c.Ok, timeout=CALL_S).text
+        return self._call(c.ResumeJob(job=job), expect=c.Ok, timeout=CALL_S).text
 
     def hosts(self) -> list[c.HostRow]:
-        return self._rpc.call(c.ListHosts(), expect=c.Hosts, timeout=CALL_S).rows
+        return self._call(c.ListHosts(), expect=c.Hosts, timeout=CALL_S).rows
 
 
 class FinishedRun:
-    """The folder of a ``rudra run`` whose private cluster is gone."""
+    """The folder of a ``rudra run`` whose private cluster is gone. Nothing is kept open: there may be thousands."""
 
-    live = False
+    of_run = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._registry = Registry.open_readonly(paths.registry_file(folder))
 
-    def close(self) -> None:
-        self._registry.close()
+    @contextmanager
+    def _registry(self) -> Iterator[Registry]:
+        try:
+            registry = self._opened()
+            try:
+                yield registry
+            finally:
+                registry.close()
+        except RudraError as error:
+            raise error if error.fix else RudraError(error.message, where=error.where, fix=self._fix()) from None
+        except (sqlite3.Error, ValueError) as error:
+            raise RudraError(f"the registry cannot be read: {error}", where=str(self.folder), fix=self._fix()) from None
+
+    def _opened(self) -> Registry:
+        path = paths.registry_file(self.folder)
+        if os.access(self.folder, os.W_OK) or not path.is_file():
+            return Registry.open_readonly(path)
+        # SQLite would put files of its own beside it, and may not.
+        db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
+        return Registry(path, db)
+
+    def _fix(self) -> str:
+        return f"use the rudra that wrote it if that is newer; else `rm -r {self.folder}`"
+
+    def close(self) -> None: ...
 
     def jobs(self) -> list[c.JobRow]:
-        return [_settled(row) for row in self._registry.jobs()]
+        with self._registry() as registry:
+            return [self._settled(row) for row in registry.jobs()]
 
     def get(self, job: str) -> c.JobReply:
-        reply = self._registry.get(job)
-        return c.JobReply(row=_settled(reply.row), toml=reply.toml, origins=reply.origins, code_hash=reply.code_hash)
+        with self._registry() as registry:
+            reply = registry.get(job)
+        return msgspec.structs.replace(reply, row=self._settled(reply.row))
 
     def events(self, job: str, after: int, wait: float, state: str) -> c.Events:
-        return c.Events(rows=self._registry.events(job, after), job=self.get(job).row)
+        with self._registry() as registry:
+            return c.Events(rows=registry.events(job, after), job=self._settled(registry.get(job).row))
 
     def files(self, job: str) -> list[tuple[str, int]]:
         return list_files(self.folder / "jobs" / job)
@@ -125,24 +173,48 @@ class FinishedRun:
 
     def remove(self, job: str) -> str:
         """The run and its one job are the same thing."""
-        self.close()
-        remove_folder(self.folder)
+        try:
+            remove_folder(self.folder)
+        except OSError as error:
+            text = f"the folder of job {job} stays: {error.strerror}"
+            raise RudraError(text, where=str(self.folder), fix="look at its owner and permissions") from None
         return f"removed {self.folder}"
 
+    def _settled(self, row: c.JobRow) -> c.JobRow:
+        """Nothing runs in a folder without a cluster: a job that had no end was LOST (R16)."""
+        row = msgspec.convert(msgspec.to_builtins(row), c.JobRow)  # SQLite holds nothing against its types
+        if row.state in ENDED:
+            return row
+        reason = "its private cluster is gone; `rudra resume` goes on from the newest snapshot"
+        return msgspec.structs.replace(row, state="LOST", reason=reason)
 
-def _settled(row: c.JobRow) -> c.JobRow:
-    """Nothing runs in a folder without a cluster: a job that had no end was LOST (R16)."""
-    if row.state in ("STOPPED", "DONE", "FAILED", "LOST"):
-        return row
-    reason = "its private cluster is gone; `rudra resume` goes on from the newest snapshot"
-    return msgspec.structs.replace(row, state="LOST", reason=reason)
+
+class DownCluster(FinishedRun):
+    """The state folder of a cluster that is down: its jobs can be looked at, and go on at the next ``rudra up``."""
+
+    of_run = False
+
+    def _fix(self) -> str:
+        return "use the rudra that wrote it if that is newer, or another state folder (RUDRA_PATHS_STATE)"
+
+    def remove(self, job: str) -> str:
+        raise Unreachable(f"the cluster of job {job} is down", where=str(self.folder), fix="`rudra up` first")
+
+    def _settled(self, row: c.JobRow) -> c.JobRow:
+        row = msgspec.convert(msgspec.to_builtins(row), c.JobRow)
+        if row.state in ENDED:
+            return row
+        return msgspec.structs.replace(row, reason="its cluster is down; `rudra up` goes on with it")
+
+
+AnyPlace = Head | FinishedRun
 
 
 @dataclass
 class Found:
     """A job and where it is."""
 
-    place: Head | FinishedRun
+    place: AnyPlace
     row: c.JobRow
 
 
@@ -152,7 +224,9 @@ class Places:
     def __init__(self, settings: RudraToml, head: str = "") -> None:
         self.settings = settings
         self._address = head
-        self._open: list[Head | FinishedRun] = []
+        self._open: list[Head] = []
+        self._found: list[Found] | None = None
+        self._problems: list[str] = []
 
     def __enter__(self) -> Places:
         return self
@@ -177,61 +251,129 @@ class Places:
         self._open.append(place)
         return place
 
-    def runs(self) -> Iterator[Head | FinishedRun]:
+    def all(self) -> Iterator[AnyPlace]:
+        """The head, or the folder of one that is down, then the runs; with --head that head alone.
+
+        A place that cannot be opened is left out, and named by ``tell``.
+        """
+        if self._address:
+            yield self.head()
+            return
+        state = paths.state_folder(self.settings.paths.state)
+        down = live_endpoint(state) is None
+        try:
+            yield self.head()
+        except Unreachable as error:
+            if self.settings.head.address:
+                self._problems.append(str(error))
+        except RudraError as error:
+            self._problems.append(str(error))
+        if down and self._has_registry(state):
+            yield DownCluster(state)
+        yield from self._runs(state / "runs")
+
+    def _has_registry(self, folder: Path) -> bool:
+        try:
+            return stat.S_ISREG(paths.registry_file(folder).stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            self._problems.append(f"{folder}: {error.strerror}. Fix: chown it to yourself, or remove it")
+            return False
+
+    def _runs(self, folder: Path) -> Iterator[AnyPlace]:
         """The private clusters that run, and the folders of those that have."""
-        folder = paths.state_folder(self.settings.paths.state) / "runs"
-        for run in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []:
-            if not paths.registry_file(run).exists():
+        try:
+            runs = sorted(folder.iterdir(), reverse=True)
+        except FileNotFoundError:
+            runs = []
+        for run in runs:
+            if not self._has_registry(run):
                 continue
             endpoint = live_endpoint(run)
-            place = _run_place(run, endpoint)
+            if endpoint is None:
+                yield FinishedRun(run)
+                continue
+            try:
+                place = Head(endpoint["address"], Path(endpoint["token_file"]), run=run)
+            except (RudraError, KeyError) as error:
+                self._problems.append(str(error))
+                continue
             self._open.append(place)
             yield place
 
-    def all(self) -> Iterator[Head | FinishedRun]:
-        """The head first, where one runs, then the runs."""
-        try:
-            yield self.head()
-        except Unreachable:
-            if self._address or self.settings.head.address:
-                raise
-        yield from self.runs()
+    def tell(self) -> None:
+        """Name the places that could not be asked, once."""
+        lines = list(dict.fromkeys(self._problems))
+        for line in lines[:MOST_PROBLEMS]:
+            note(f"rudra: {line}")
+        if len(lines) > MOST_PROBLEMS:
+            note(f"rudra: and {len(lines) - MOST_PROBLEMS} more places that cannot be read")
+        self._problems.clear()
 
     def jobs(self) -> list[Found]:
-        """Every job, newest first; a place that does not answer is named and left out."""
-        found: list[Found] = []
-        for place in self.all():
-            try:
-                found += [Found(place, row) for row in place.jobs()]
-            except RudraError as error:
-                note(f"rudra: {error}")
-        return sorted(found, key=lambda f: f.row.created, reverse=True)
+        """Every job, newest first; asked once. Only a head that was named with --head must answer."""
+        if self._found is None:
+            found: list[Found] = []
+            for place in self.all():
+                try:
+                    found += self._jobs_of(place)
+                except RudraError as error:
+                    if self._address:
+                        raise
+                    self._problems.append(str(error))
+            self._found = sorted(found, key=lambda f: f.row.created, reverse=True)
+        return self._found
+
+    @staticmethod
+    def _jobs_of(place: AnyPlace) -> list[Found]:
+        try:
+            return [Found(place, row) for row in place.jobs()]
+        except Unreachable:
+            if not isinstance(place, Head) or place.run is None:
+                raise
+            over = FinishedRun(place.run)  # it is just ending
+            return [Found(over, row) for row in over.jobs()]
 
     def find(self, job: str) -> Found:
-        """By id, else the newest of that name, else ("") the newest of all, which is said."""
+        """By id, else the newest of that name, else ("") the newest of all; a choice that was made is said."""
         found = self.jobs()
+        for candidate in found:
+            if candidate.row.job == job:
+                return candidate
+        self.tell()
         if not found:
             raise NotFound("there are no jobs", fix="start one with `rudra run JOB.toml`")
-        if not job:
-            note(f"job {found[0].row.job} {found[0].row.name} (the newest)")
-            return found[0]
-        for candidate in [f for f in found if f.row.job == job] + [f for f in found if f.row.name == job]:
-            return candidate
-        raise NotFound(f"no job {job!r}", fix="`rudra jobs` lists them")
+        named = [f for f in found if not job or f.row.name == job]
+        if not named:
+            raise NotFound(f"no job {job!r}", fix="`rudra jobs` lists them")
+        if len(named) > 1 or not job:
+            which = f"the newest of {len(named)} of this name" if job else "the newest"
+            note(f"job {named[0].row.job} {named[0].row.name} ({which})")
+        return named[0]
 
     def find_live(self, job: str) -> tuple[Head, c.JobRow]:
-        """As ``find``, for what needs a head."""
+        """As ``find``, for a job that can be told something: one that has not ended, at a head that answers."""
         found = self.find(job)
-        if not isinstance(found.place, Head):
-            raise NotRunning(
-                f"job {found.row.job} is {found.row.state}",
-                fix=f"`rudra resume {found.row.job}` goes on with it",
+        row, place = found.row, found.place
+        if row.state in ENDED:
+            fix = (
+                f"`rudra again {row.job}` runs it anew" if row.state == "DONE" else f"`rudra resume {row.job}` goes on"
             )
-        return found.place, found.row
+            raise NotRunning(f"job {row.job} is {row.state}", fix=fix)
+        if not isinstance(place, Head):
+            raise down(row)
+        return place, row
 
 
-def _run_place(run: Path, endpoint: dict[str, str] | None) -> Head | FinishedRun:
-    return Head(endpoint["address"], Path(endpoint["token_file"]), of_run=True) if endpoint else FinishedRun(run)
+def down(row: c.JobRow) -> Unreachable:
+    """The error of a job that has not ended and whose cluster does not run."""
+    return Unreachable(f"job {row.job} is {row.state}, and its cluster is down", fix="`rudra up` first")
+
+
+def ended_run(head: Head) -> FinishedRun | None:
+    """Where the jobs of this head are now, if its private cluster has ended."""
+    return FinishedRun(head.run) if head.run is not None and live_endpoint(head.run) is None else None
 
 
 def live_endpoint(state: Path) -> dict[str, str] | None:
@@ -239,6 +381,6 @@ def live_endpoint(state: Path) -> dict[str, str] | None:
     try:
         value = json.loads(paths.endpoint_file(state).read_text())
         command = Path(f"/proc/{int(value['pid'])}/cmdline").read_bytes()  # empty for a zombie
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return {k: str(v) for k, v in value.items()} if b"psd" in command else None

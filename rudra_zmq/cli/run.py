@@ -6,20 +6,20 @@ import contextlib
 import signal
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from rudra_zmq.cli.base import Cli, command, job_argument, json_option, quiet_option
 from rudra_zmq.cli.cluster import PrivateCluster
-from rudra_zmq.cli.follow import Follower
+from rudra_zmq.cli.follow import Follower, story
+from rudra_zmq.cli.job_commands import report
 from rudra_zmq.cli.jobs_given import TargetCommand, load_target, submission, target_arguments
-from rudra_zmq.cli.output import emit_json, note, say
-from rudra_zmq.cli.places import FinishedRun, Found, Head
-from rudra_zmq.cli.report import job_object, print_summary
+from rudra_zmq.cli.output import drop_terminal, emit_json, note, say
+from rudra_zmq.cli.places import FinishedRun, Found, Head, down
 from rudra_zmq.config import LoadedJob
-from rudra_zmq.errors import EXIT_INTERRUPTED, EXIT_JOB_FAILED, NotRunning
+from rudra_zmq.errors import EXIT_INTERRUPTED, NotRunning
 from rudra_zmq.wire.messages.control import JobRow, Submit
 
 DRAIN_S = 60.0
@@ -61,7 +61,7 @@ def run_private(cli: Cli, loaded: LoadedJob, message: Submit, as_json: bool, qui
     learners = loaded.job.learners
     for line in loaded.notes:
         note(line)
-    with PrivateCluster(cli.settings, slots=max(learners.count, learners.most)) as cluster:
+    with _signals(), PrivateCluster(cli.settings, slots=max(learners.count, learners.most)) as cluster:
         job = cluster.head.submit(message)
         cluster.submitted = True
         if not quiet:
@@ -79,52 +79,53 @@ def print_job(loaded: LoadedJob, as_json: bool) -> int:
     return 0
 
 
-def follow_private(cluster: PrivateCluster, job: str, as_json: bool, quiet: bool) -> int:
+def follow_private(cluster: PrivateCluster, job: str, as_json: bool, quiet: bool, since: int = 0) -> int:
     """Follow to the end, stop on Ctrl-C, report; the exit status of the command."""
-    follower = Follower(cluster.head, job, quiet=quiet, check=cluster.check)
-    # TERM (a scheduler, a closed terminal) means the same as the first Ctrl-C.
-    before = {s: signal.signal(s, _interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
+    follower = Follower(cluster.head, job, quiet=quiet, check=cluster.check, since=since)
     interrupted = False
     try:
-        try:
-            row = follower.wait()
-        except KeyboardInterrupt:
-            interrupted = True
-            note("\nstopping: running mini-batches are finished and a snapshot is made (Ctrl-C again: at once)")
-            row = _stop(cluster, follower, job)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    _report(row, as_json, quiet)
-    if interrupted:
-        note(f"`rudra resume {job}` goes on with it")
+        row = follower.wait()
+    except KeyboardInterrupt:
+        interrupted = True
+        row = _stop(cluster, follower, job)
+    status = report(row, as_json, quiet)
+    if interrupted and not status:
+        note(f"`rudra resume {job}` goes on with it" if row.state != "DONE" else "it was done before it was stopped")
         return EXIT_INTERRUPTED
-    return EXIT_JOB_FAILED if row.state in ("FAILED", "LOST") else 0
+    return status
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """TERM (a scheduler) and HUP (a closed terminal) mean the same as the first Ctrl-C; what nohup ignores stays so."""
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for number, before in handlers.items():
+            if before is not signal.SIG_IGN:
+                signal.signal(number, _interrupt)
+        yield
+    finally:
+        for number, before in handlers.items():
+            signal.signal(number, before)
 
 
 def _interrupt(number: int, frame: Any) -> None:
+    if number == signal.SIGHUP:
+        drop_terminal()
     raise KeyboardInterrupt
 
 
 def _stop(cluster: PrivateCluster, follower: Follower, job: str) -> JobRow:
     """Drain; a second interrupt kills the cluster. Returns the job as it was seen last."""
     try:
+        note("\nstopping: running mini-batches are finished and a snapshot is made (Ctrl-C again: at once)")
         with contextlib.suppress(NotRunning):  # it ended in this very moment
             cluster.head.stop(job, now=False)
         return follower.wait(time.monotonic() + DRAIN_S)
     except KeyboardInterrupt:
-        note("stopping at once")
         cluster.kill()
+        note(f"stopped at once; `rudra resume {job}` goes on from the newest snapshot")
         sys.exit(EXIT_INTERRUPTED)
-
-
-def _report(row: JobRow, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        emit_json(job_object(row))
-    elif quiet:
-        say(row.job)
-    else:
-        print_summary(row)
 
 
 @command("resume")
@@ -147,20 +148,25 @@ def resume(cli: Cli, job: str, as_json: bool, quiet: bool) -> int:
             raise NotRunning(f"job {found.row.job} is DONE", fix=f"`rudra again {found.row.job}` runs it anew")
         if isinstance(found.place, Head):
             text = found.place.resume(found.row.job)
-            emit_json({"job": found.row.job, "text": text}) if as_json else say(text)
+            if as_json:
+                emit_json({"job": found.row.job, "text": text})
+            else:
+                say(found.row.job if quiet else text)
             return 0
+        if not found.place.of_run:
+            raise down(found.row)
         return _resume_run(cli, found, found.place, as_json, quiet)
 
 
 def _resume_run(cli: Cli, found: Found, place: FinishedRun, as_json: bool, quiet: bool) -> int:
     from rudra_zmq.config import job_from_toml
 
-    reply = place.get(found.row.job)
-    learners = job_from_toml(reply.toml, name=found.row.name).job.learners
-    folder: Path = place.folder
-    place.close()
-    with PrivateCluster(cli.settings, folder, slots=max(learners.count, learners.most)) as cluster:
-        row = cluster.head.get(found.row.job).row
+    job = found.row.job
+    learners = job_from_toml(place.get(job).toml, name=found.row.name).job.learners
+    told = story(place, job)
+    slots = max(learners.count, learners.most)
+    with _signals(), PrivateCluster(cli.settings, place.folder, slots=slots) as cluster:
+        row = cluster.head.get(job).row
         if row.state in ("STOPPED", "FAILED", "LOST"):
-            cluster.head.resume(found.row.job)
-        return follow_private(cluster, found.row.job, as_json, quiet)
+            cluster.head.resume(job)
+        return follow_private(cluster, job, as_json, quiet, told[-1].seq if told else 0)

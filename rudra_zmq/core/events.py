@@ -287,7 +287,7 @@ Action: TypeAlias = Grant | Refuse | Fold | Update | EpochDone | Members | Waiti
 
 @dataclass
 class Counters:
-    """Gradients by fate; accepted = applied + pending + stale (dropped after acceptance never happens)."""
+    """Gradients by fate; accepted = applied + pending: what is accepted is never dropped. ``dropped``: by verdict."""
 
     accepted: int = 0
     applied: int = 0

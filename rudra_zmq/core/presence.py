@@ -93,7 +93,7 @@ class Presence:
             elif common.learners.on_lost == "shrink":
                 self._give_up(member)
                 self.reckon()
-            self._review()
+        self._review()
         waiting = common.waiting
         if waiting is not None and common.now >= waiting.deadline:
             common.fail(f"{waiting.present} learners are present, at least {waiting.needed} are needed")
@@ -131,12 +131,12 @@ class Presence:
         common.force = force
 
     def _reconnect(self, member: Member, session: Session, join: Join) -> None:
-        # The same process, perhaps with other batches: it gets its answer once more. With nothing to begin it
-        # is late with a push, or will repeat one: that is answered.
+        # The same process, perhaps with other batches: it gets its answer once more, and repeats its push after
+        # that. With nothing to begin (its round was closed without it) it is answered once there is something.
         member.minibatch = join.minibatch
         session.prefetch = join.prefetch
         self.reckon()
-        if not session.waits and (self._common.finished or self._common.policy.held(session)):
+        if not session.waits:
             self._answers.again(session, session.verdict)
 
     def _give_up(self, member: Member) -> None:

@@ -37,6 +37,7 @@ logger = log.get()
 DRAIN_S = 40.0  # a clean end, at most; what it waits for has shorter deadlines of its own
 REAP_S = 3.0  # for killed children to be gone
 PARENT_S = 1.0
+ECHO_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -62,6 +63,7 @@ class Daemon:
         self.supervisor = Supervisor(self.loop)
         self.context: Context = make_context("control")
         self.stopping = False
+        self._stopping_since = 0.0
         self.status = 0
         self._ready = False
         self._locks: list[PathLock] = []
@@ -102,13 +104,21 @@ class Daemon:
     def terminate(self) -> None:
         """A TERM or an INT: the first begins a clean end, the second is at once."""
         if self.stopping:
-            self.force("a second signal")
+            if not self._echo():
+                self.force("a second signal")
             return
         self.stopping = True
+        self._stopping_since = self.loop.now()
         logger.info("stopping", children=len(self.supervisor))
         notify("STOPPING=1")
         self.loop.after(DRAIN_S, lambda: self.force("it takes too long"))
         self.drain()
+
+    def _echo(self) -> bool:
+        """Whether this TERM may be the parent's death once more: the kernel sends one for each of the parent's
+        threads that was our parent for a moment while they died one by one."""
+        parent = self.options.parent
+        return parent != 0 and os.getppid() != parent and self.loop.now() - self._stopping_since < ECHO_S
 
     def force(self, why: str) -> None:
         """End now: children are killed."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from pathlib import Path
 
-KEEP = 1 << 20
+from rudra_zmq.head.files import CUT, KEPT
+
 LIMIT = 4 << 20
-_CUT = re.compile(rb"\n\[rudra: (\d+) bytes of output cut here\]\n")
 
 
 class OutputFile:
@@ -22,7 +21,7 @@ class OutputFile:
     disk swallowed.
     """
 
-    def __init__(self, path: Path, *, keep: int = KEEP, limit: int = LIMIT) -> None:
+    def __init__(self, path: Path, *, keep: int = KEPT, limit: int = LIMIT) -> None:
         if limit < 2 * keep + 256:
             raise ValueError("the limit has no room for both ends")
         self.path = path
@@ -51,7 +50,7 @@ class OutputFile:
         after = os.pread(self._fd, 64, self._keep)
         start = self._keep
         cut = 0
-        if (before := _CUT.match(after)) is not None:
+        if (before := CUT.match(after)) is not None:
             start += before.end()
             cut = int(before[1])
         tail = os.pread(self._fd, self._keep, self._size - self._keep)

@@ -4,7 +4,7 @@ Owns processes and their process groups. Must not know: jobs, ranks, messages.
 
 Everything runs on the daemon's loop, in its main thread: a child that asked to die with its parent
 (PR_SET_PDEATHSIG) dies with the *thread* that spawned it. SIGCHLD wakes the loop, which then calls ``reap``.
-A child leads a process group of its own; the group is killed before the leader is reaped, while its id cannot yet
+A child leads a process group of its own; the group is ended before the leader is reaped, while its id cannot yet
 be anybody else's, so that workers of a training script go with it.
 """
 
@@ -27,6 +27,9 @@ READ = 1 << 18
 READS_A_TURN = 4
 LEFT_IN_PIPE = 4 * PIPE
 TAIL = 1 << 18
+SWEEP_S = 1.0
+SWEEP_BEAT_S = 0.02
+_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
 class Child:
@@ -42,6 +45,7 @@ class Child:
         self.output: OutputFile | None = None
         self.pipe = -1
         self.deadline: Timer | None = None
+        self.sweep: Timer | None = None  # while its group ends
 
 
 class Supervisor:
@@ -148,8 +152,21 @@ class Supervisor:
     def reap(self) -> None:
         """Look which children have ended; call after each SIGCHLD."""
         for child in list(self._children.values()):
-            if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                self._end(child)
+            if child.sweep is None and os.waitid(os.P_PID, child.pid, _ENDED) is not None:
+                self._sweep(child, time.monotonic() + SWEEP_S)
+
+    def _sweep(self, child: Child, deadline: float) -> None:
+        """TERM to what is left of the group: Python's resource tracker ignores it, outlives the others and removes
+        their semaphores from /dev/shm. After ``deadline`` the group is killed."""
+        if child.pid not in self._children:
+            return
+        if time.monotonic() >= deadline or not _others(child.pid):
+            self._end(child)
+            return
+        if child.sweep is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGTERM)
+        child.sweep = self._loop.after(SWEEP_BEAT_S, lambda: self._sweep(child, deadline))
 
     def _end(self, child: Child) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -178,16 +195,29 @@ class Supervisor:
         child.deadline = self._loop.at(when, lambda: self.kill(child))
 
     def kill(self, child: Child) -> None:
-        """SIGKILL to the whole group, now."""
+        """SIGKILL, now; the rest of its group follows (``reap``)."""
         if child.returncode is None:
             child.killed = True
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+                os.kill(child.pid, signal.SIGKILL)
 
     def kill_all(self) -> None:
-        """SIGKILL to all groups, now."""
+        """SIGKILL to all of them, now."""
         for child in self._children.values():
             self.kill(child)
+
+
+def _others(group: int) -> bool:
+    """Whether processes besides the leader, which has ended, live in this group."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != group:
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                state, _, its_group = (
+                    Path("/proc", name, "stat").read_text("ascii", "replace").rpartition(")")[2].split()[:3]
+                )
+                if int(its_group) == group and state != "Z":
+                    return True
+    return False
 
 
 def _stdin(data: bytes) -> int:

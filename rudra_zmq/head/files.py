@@ -1,12 +1,14 @@
 """The files of a job's folder: listing, reading a piece, sizes, removal; never a path that leaves the folder.
 
-Owns what may be seen of a folder from outside: plain files below it, no link out. Must not know: jobs, hosts.
+Owns what may be seen of a folder from outside: plain files below it, no link out; and the mark in what a script
+printed too much of. Must not know: jobs, hosts.
 Used by the head, by learnerd for the logs on its host, by the command line for a cluster that is gone.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -16,6 +18,9 @@ from rudra_zmq.errors import NotFound, RefusedBySecurity
 from rudra_zmq.wire.messages.control import FileData
 
 MAX_READ = 262144
+KEPT = 1 << 20
+"""Bytes at each end of a script's output that stay when it is shortened; the mark stands after the first so many."""
+CUT = re.compile(rb"\n\[rudra: (\d+) bytes of output cut here\]\n")
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, int]]:

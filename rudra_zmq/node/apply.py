@@ -10,7 +10,6 @@ integer ones the maximum.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from rudra_zmq.node.slots import Slot, SlotTable
 from rudra_zmq.node.vectors import F32, Vector
 from rudra_zmq.node.versions import Versions
 from rudra_zmq.update.cpu import CpuUpdate
-from rudra_zmq.update.rules import GroupSpan, RuleSpec, new_state
+from rudra_zmq.update.rules import RuleSpec, new_state
 from rudra_zmq.wire.layout import Layout
 
 
@@ -75,7 +74,6 @@ class Applier:
         self._slots = slots
         self._rates = rates
         self._script_rates = tuple(script_rates)
-        self._threads = threads
         self._update = CpuUpdate(spec, layout.P, threads)
         self._accumulator: F32 | None = None
         self._buffers = _Buffers(layout)
@@ -144,15 +142,9 @@ class Applier:
         spans = [(g.start, g.stop, g.weight_decay) for g in self.spec.groups]
         lr, groups = scaled_groups(self._script_rates, spans)
         if lr > 0 and groups != self.spec.groups:
-            self._regroup(groups)
+            # A script's scheduler moved its groups apart, if only by how it rounds.
+            self._update.regroup(groups)
         return lr
-
-    def _regroup(self, groups: Sequence[GroupSpan]) -> None:
-        """A script's scheduler moved its groups apart: the same state under other factors."""
-        other = CpuUpdate(replace(self.spec, groups=tuple(groups)), self._layout.P, self._threads)
-        other.load_state_dict(self._update.state_dict())
-        self._update.close()
-        self._update = other
 
     # --------------------------------------------------------------------------------------- snapshot
 

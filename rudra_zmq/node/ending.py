@@ -7,6 +7,7 @@ Owns: how a job ends and in which order; every wait here has a limit. Must not k
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from rudra_zmq.core.events import Drain, Event, Failed, Finished, Members
@@ -81,6 +82,7 @@ class Ending:
         """A stop condition of the job file is met."""
         if not self.over and not self.draining:
             self._condition = reason
+            self._limit = self._work.clock() + DRAIN_S
             self._work.event("I", f"ends: {reason}")
             self._drain(reason)
 
@@ -137,11 +139,10 @@ class Ending:
     def advance(self) -> None:
         """Go as far as can be gone now; to be called after each turn and each second."""
         if not self.over:
-            if self._asked is not None and self._work.clock() >= self._limit:
-                self._work.event("W", f"a step takes longer than {DRAIN_S:.0f} s: its samples are given back")
-                self._close(self._asked.state, self._asked.reason)
-            else:
+            if not self.draining or self._work.clock() < self._limit:
                 return
+            self._work.event("W", f"a step takes longer than {DRAIN_S:.0f} s: its samples are given back")
+            self.finished(Finished(self._condition, complete=False))
         if self.reported or not (self._snapshot_done() and self._export_done()):
             return
         if self._test_done() and self._learners_left():
@@ -152,7 +153,8 @@ class Ending:
             if self._saving.busy:
                 return self._work.clock() >= self._since + WRITE_S
             self._saved = True
-            self._saving.save(finished=(self.reason or "complete") if self.state == "DONE" else "")
+            with contextlib.suppress(Diverged):  # the job ends all the same, and older snapshots are better
+                self._saving.save(finished=(self.reason or "complete") if self.state == "DONE" else "")
             if self.state == "DONE":
                 self._last_epoch()
         return not self._saving.busy or self._work.clock() >= self._since + WRITE_S

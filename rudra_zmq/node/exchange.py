@@ -131,7 +131,7 @@ class Exchange:
                 session.compute += weight * (message.compute_s - session.compute)
             epoch = message.spans[0][0]
             work.figures.pushed(epoch, message.count, message.loss, message.compute_s, message.wait_s)
-        elif not event.finite and message.count:
+        elif not event.finite and message.count and not work.over:
             work.check_weights()
             session.refused += 1
             times = f" ({session.refused} so far)" if session.refused > 1 else ""
@@ -160,6 +160,8 @@ class Exchange:
         session = work.sessions.session(grant.rank, grant.incarnation)
         if session is None or session.peer is None or work.sync is None or work.model is None:
             return  # it comes back and asks again, or is lost
+        if not session.listens:
+            return  # it would take this for the answer to its Data, and that one for the answer to its next push
         inbox = work.post.to(session.peer).inbox
         if grant.ack != session.ack:
             inbox.take(session.key)  # of a batch that was skipped

@@ -1,7 +1,7 @@
 """What a job has done, in numbers: per epoch, per learner and over all.
 
 Owns: the rows of the epochs, samples counted one by one (apart from the ledger, so that one checks the other), loss,
-overlap and rates. Must not know: how the numbers travel (progress.py) or where they are kept.
+overlap and rates. Must not know: how the numbers travel (report.py) or where they are kept.
 """
 
 from __future__ import annotations

@@ -248,6 +248,8 @@ class Lead:
         session = self.work.sessions.session(message.rank, message.incarnation)
         if session is not None:
             again = ", is started again" if message.respawn else ""
+            if message.kind != "bye" and not message.respawn:
+                again = ", is not started again"
             self.end(session, message.kind, (message.text or f"its process is gone ({message.kind})") + again)
         if not message.respawn:
             self._ended_for_good(message)
@@ -258,7 +260,7 @@ class Lead:
         self._ended.add(message.rank)
         if self.ending.over or self.ending.draining:
             return
-        if message.kind == "bye" and not work.started:
+        if message.kind == "bye" and not work.started and not work.spec.resume:
             fix = "iterate learner.batches(...) inside `with rudra.join() as learner:`"
             self.fail(f"the script of rank {message.rank} ended before training began. Fix: {fix}")
         elif len(self._ended) >= work.job.learners.count and not work.sessions.all:
@@ -299,8 +301,11 @@ class Lead:
             self.saving.consider(epoch_done=False)
         self.testing.next()
         self.ending.advance()
-        if self.report.state[0] != self._was:
-            self._was = self.report.state[0]
+        state, reason = self.report.state
+        if state != self._was:
+            self._was = state
+            if state == "WAITING" and not work.started:  # later waits are the core's, and said in its turn
+                work.event("I", f"waits: {reason}")
             work.head.report()
 
     def _rate_learners(self, elapsed: float) -> None:

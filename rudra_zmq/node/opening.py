@@ -50,7 +50,7 @@ class Opening:
             self._uploader = None
         if model.exists:
             self._ready(session)
-        elif self._work.job.job.init:
+        elif self._work.job.job.init and not self._work.over:
             self._load_init(model)
         self.look()
 
@@ -178,7 +178,7 @@ class Opening:
         assert work.sync is not None
         session.minibatch = mu * message.accumulate
         session.prefetch = min(message.prefetch, MOST_AHEAD)
-        session.joined = True
+        session.joined = session.listens = True
         self._turn(Join(session.rank, session.incarnation, session.minibatch, session.prefetch))
         self.look()
 
@@ -211,7 +211,7 @@ class Opening:
     def look(self) -> None:
         """Is it time for the upload, for the start, or to give up? To be called at each change and each second."""
         work = self._work
-        if work.started:
+        if work.started or work.over:
             return
         everyone = self._is_complete()
         model = work.model

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 
 from rudra_zmq.core.events import Members
+from rudra_zmq.core.sync import Sync
 from rudra_zmq.node.ending import Ending
 from rudra_zmq.node.figures import Figures
 from rudra_zmq.node.opening import Opening
@@ -65,41 +66,8 @@ class Report:
         sync, figures, learners = work.sync, work.figures, work.job.learners
         state, reason = self.state
         applier = None if work.model is None else work.model.applier
-        fields: dict[str, object] = {}
-        if sync is not None:
-            force = self._ending.force or Members(sync.lam, sync.n, sync.c, sync.global_batch, sync.protocol)
-            fields |= {
-                "protocol": force.protocol,
-                "n": force.n,
-                "lam": force.lam,
-                "c": force.c,
-                "global_batch": force.global_batch,
-                "mu": round(force.global_batch / force.lam),
-                "epoch": sync.epoch,
-                "updates": sync.clock.timestamp,
-                "samples": sync.samples_applied,
-                "staleness_mean": sync.staleness.mean,
-                "staleness_p95": float(sync.staleness.p95),
-                "staleness_max": sync.staleness.max,
-                "histogram": dict(list(sync.staleness.to_json().items())[:_MOST_BINS]),
-                "accepted": sync.counters.accepted,
-                "applied": sync.counters.applied,
-                "pending": sync.pending,
-                "skipped": sync.counters.skipped,
-            }
-        if figures is not None:
-            samples_per_s, updates_per_s = self._rates(figures)
-            fields |= {
-                "samples_per_epoch": figures.samples,
-                "seconds": figures.seconds,
-                "samples_per_s": samples_per_s,
-                "updates_per_s": updates_per_s,
-                "lr": figures.lr,
-                "loss": figures.loss,
-                "accuracy": figures.accuracy,
-                "overlap": figures.share.overlap,
-                "rows": figures.rows[-_MOST_ROWS:],
-            }
+        fields = self._of_core(sync) if sync is not None else {}
+        fields |= self._of_figures(figures) if figures is not None else {}
         return Progress(
             state=state,
             reason=clip(reason),
@@ -116,6 +84,42 @@ class Report:
             limited_by=self.limited_by(),
             **fields,  # type: ignore[arg-type]
         )
+
+    def _of_core(self, sync: Sync) -> dict[str, object]:
+        force = self._ending.force or Members(sync.lam, sync.n, sync.c, sync.global_batch, sync.protocol)
+        return {
+            "protocol": force.protocol,
+            "n": force.n,
+            "lam": force.lam,
+            "c": force.c,
+            "global_batch": force.global_batch,
+            "mu": round(force.global_batch / force.lam),
+            "epoch": sync.epoch,
+            "updates": sync.clock.timestamp,
+            "samples": sync.samples_applied,
+            "staleness_mean": sync.staleness.mean,
+            "staleness_p95": float(sync.staleness.p95),
+            "staleness_max": sync.staleness.max,
+            "histogram": dict(list(sync.staleness.to_json().items())[:_MOST_BINS]),
+            "accepted": sync.counters.accepted,
+            "applied": sync.counters.applied,
+            "pending": sync.pending,
+            "skipped": sync.counters.skipped,
+        }
+
+    def _of_figures(self, figures: Figures) -> dict[str, object]:
+        samples_per_s, updates_per_s = self._rates(figures)
+        return {
+            "samples_per_epoch": figures.samples,
+            "seconds": figures.seconds,
+            "samples_per_s": samples_per_s,
+            "updates_per_s": updates_per_s,
+            "lr": figures.lr,
+            "loss": figures.loss,
+            "accuracy": figures.accuracy,
+            "overlap": figures.share.overlap,
+            "rows": figures.rows[-_MOST_ROWS:],
+        }
 
     def _rates(self, figures: Figures) -> tuple[float, float]:
         """Of the last seconds while the job runs, then of all of it."""

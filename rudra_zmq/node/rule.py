@@ -39,14 +39,8 @@ class JobRates:
 
 
 def schedule_of(schedule: Schedule) -> ScheduleSpec:
-    """A job file's schedule with the parameters that its kind reads."""
-    kind = schedule.kind or "constant"
-    reads = {
-        "step": {"epochs": schedule.epochs, "gamma": schedule.gamma},
-        "exponential": {"gamma": schedule.gamma},
-        "power": {"power": schedule.power},
-    }
-    return ScheduleSpec(kind, **reads.get(kind, {}))  # type: ignore[arg-type]
+    """A job file's schedule: what its kind does not read is None in it."""
+    return ScheduleSpec(schedule.kind or "constant", schedule.epochs, schedule.gamma, schedule.power)
 
 
 def job_spec(update: UpdateSection, layout: Layout, frozen: Collection[str] = ()) -> RuleSpec:

@@ -41,6 +41,7 @@ class Session:
     attached: bool = False
     ready: bool = False  # was sent a version since it attached
     joined: bool = False  # the core knows it
+    listens: bool = False  # has said Data on the present connection: a grant would be heard
     minibatch: int = 0
     prefetch: int = 1
     held: Clock | None = None  # version that it has, or is being sent
@@ -168,7 +169,7 @@ class Sessions:
             self._sessions[hello.rank] = session
         session.peer = peer
         session.heard = now
-        session.attached = session.ready = session.expecting = False
+        session.attached = session.ready = session.listens = session.expecting = False
         session.answered = -1
         return connection, session
 

@@ -118,7 +118,9 @@ class Turns:
         assert work.model is not None and work.model.applier is not None
         assert work.sync is not None and work.figures is not None
         try:
-            lr = work.model.applier.update(decision, work.job.sync.protocol, work.sync.global_batch)
+            # Where everyone left after the push, what came is all that there is of a global batch.
+            batch = work.sync.global_batch or decision.samples
+            lr = work.model.applier.update(decision, work.job.sync.protocol, batch)
         except NotFinite:
             raise Diverged(decision.update) from None
         work.decisions.add(decision, lr)
@@ -146,6 +148,8 @@ class Turns:
     def _members(self, action: Members) -> None:
         work = self.work
         assert work.model is not None
+        if not action.global_batch:
+            return  # nobody is left; Waiting says so
         rate = work.model.rate(work.job.sync.protocol, action.global_batch)
         note = f" ({action.note})" if action.note else ""
         work.event(

@@ -36,8 +36,8 @@ class _Block(NamedTuple):
 class _Share:
     """The blocks of one thread and what it needs: a block of float32, a mask for the check, a norm's float64."""
 
-    def __init__(self, blocks: Sequence[_Block], size: int, clips: bool) -> None:
-        self.blocks = blocks
+    def __init__(self, size: int, clips: bool) -> None:
+        self.blocks: Sequence[_Block] = ()
         self.t = np.zeros(size, np.float32)
         self.mask = np.zeros(size, np.bool_)
         self.wide = np.zeros(NORM_BLOCK if clips else 0)
@@ -53,12 +53,18 @@ class NumpyEngine:
         self._constants = constants(spec)
         self._state = setup.state
         parts = min(setup.threads, max(1, n // MIN_PER_THREAD))
-        size = block or (BLOCK if parts == 1 else BLOCK_OF_THREADS)
-        blocks = _cut(spec, n, size, setup.kinds)
-        parts = min(parts, len(blocks))
-        cuts = [len(blocks) * i // parts for i in range(parts + 1)]
-        self._shares = [_Share(blocks[lo:hi], min(size, n), setup.clips) for lo, hi in pairwise(cuts)]
+        self._size = block or (BLOCK if parts == 1 else BLOCK_OF_THREADS)
+        parts = min(parts, -(-n // self._size))
+        self._shares = [_Share(min(self._size, n), setup.clips) for _ in range(parts)]
+        self.regroup(setup)
         self._team = Team(parts)
+
+    def regroup(self, setup: Setup) -> None:
+        """See ``Engine``."""
+        blocks = _cut(setup.spec, setup.n, self._size, setup.kinds)
+        cuts = [len(blocks) * i // self.threads for i in range(self.threads + 1)]
+        for share, (lo, hi) in zip(self._shares, pairwise(cuts), strict=True):
+            share.blocks = blocks[lo:hi]
 
     @property
     def threads(self) -> int:

@@ -102,9 +102,13 @@ class CompiledEngine:
         self._few = PAST_CACHE * _last_cache() - 4 * setup.n * (2 + len(setup.state))
         blocks = -(-setup.n // NORM_BLOCK)
         parts = min(setup.threads, max(1, setup.n // MIN_PER_THREAD), blocks)
-        cuts = [min(setup.n, blocks * i // parts * NORM_BLOCK) for i in range(parts + 1)]
-        self._shares = [_Share(setup, lo, hi) for lo, hi in pairwise(cuts)]
+        self._cuts = [min(setup.n, blocks * i // parts * NORM_BLOCK) for i in range(parts + 1)]
+        self.regroup(setup)
         self._team = Team(parts)
+
+    def regroup(self, setup: Setup) -> None:
+        """See ``Engine``."""
+        self._shares = [_Share(setup, lo, hi) for lo, hi in pairwise(self._cuts)]
 
     @property
     def threads(self) -> int:

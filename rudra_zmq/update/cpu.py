@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from rudra_zmq.update.rules import (
     NORM_BLOCK,
     RULES,
     Gradient,
+    GroupSpan,
     RuleSpec,
     Scalars,
     State,
@@ -70,10 +72,17 @@ class CpuUpdate:
         self.n = n
         self._rule = RULES[spec.rule]
         self._state = new_state(spec, n)
-        setup = Setup(spec, n, self._state, threads)
-        self._kinds = setup.kinds
-        self._square_sums = np.zeros(-(-n // NORM_BLOCK) if setup.clips else 0)
-        self.backend, self._engine = _engine(setup, block, backend)
+        self._setup = Setup(spec, n, self._state, threads)
+        self._square_sums = np.zeros(-(-n // NORM_BLOCK) if self._setup.clips else 0)
+        self.backend, self._engine = _engine(self._setup, block, backend)
+
+    def regroup(self, groups: Sequence[GroupSpan]) -> None:
+        """Other factors and decays from the next step on; state, memory and threads stay. ValueError as for a spec."""
+        spec = replace(self.spec, groups=tuple(groups))
+        spec.validate(self.n)
+        self.spec = spec
+        self._setup = Setup(spec, self.n, self._state, self._setup.threads)
+        self._engine.regroup(self._setup)
 
     @property
     def threads(self) -> int:
@@ -173,7 +182,7 @@ class CpuUpdate:
         if self._rule.counts_steps:
             self._state["t"] += 1
             t = int(self._state["t"][0])
-        return [scalars(self.spec, scale, decay, lr, s_bar, t) for scale, decay in self._kinds]
+        return [scalars(self.spec, scale, decay, lr, s_bar, t) for scale, decay in self._setup.kinds]
 
 
 def _engine(setup: Setup, block: int | None, backend: str) -> tuple[str, Engine]:

@@ -43,6 +43,9 @@ class Engine(Protocol):
         w_out may be the first of the gradients; scalars: one for each of :func:`kinds_of`, in its order.
         """
 
+    def regroup(self, setup: Setup) -> None:
+        """The same rule, size, state and threads, other groups."""
+
     def close(self) -> None:
         """End the threads."""
 

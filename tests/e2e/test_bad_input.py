@@ -131,8 +131,12 @@ def test_ctrl_c_in_run(rudra: Rudra, times: int) -> None:
         err = ""
         if times == 2:
             assert run.stderr is not None
-            while "Ctrl-C again" not in err:
-                err += run.stderr.readline()
+            for line in run.stderr:
+                err += line
+                if "Ctrl-C again" in line:
+                    break
+            else:
+                raise AssertionError(f"it never said what the next Ctrl-C does:\n{err}")
             run.send_signal(signal.SIGINT)
         _, rest = run.communicate(timeout=60)
     assert run.returncode == 130

@@ -208,7 +208,7 @@ class SendInit(Message, frozen=True, tag="send_init"):
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """A version exists: its chunks follow under ``key``; ``rule_accepted`` answers Rule."""
+    """A version exists: its chunks follow under ``key``."""
 
     generation: Count
     timestamp: Count

@@ -172,17 +172,20 @@ def test_both_end_well_together(place: Place, number: signal.Signals) -> None:
 
 def test_a_private_daemon_goes_with_its_parent(place: Place) -> None:
     code = (
-        "import os, subprocess, sys, time\n"
+        "import os, subprocess, sys, threading, time\n"
+        "for _ in range(4):\n"  # each may be the daemons' parent for a moment while the process dies
+        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
         "def daemon(name, *args):\n"
         "    a = [sys.executable, '-m', 'rudra_zmq.daemons.' + name, '--state', sys.argv[1], '--runtime', sys.argv[2]]\n"
         "    return subprocess.Popen([*a, '--private', str(os.getpid()), *args]).pid\n"
         "print(daemon('psd'), daemon('learnerd'), flush=True)\n"
         "time.sleep(60)\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, str(place.state), str(place.runtime)],
-        env=place.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+    with open(place.home / "said", "w") as said:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", code, str(place.state), str(place.runtime)],
+            env=place.env, stdout=subprocess.PIPE, stderr=said, text=True,
+        )  # fmt: skip
     assert parent.stdout is not None
     pids = [int(word) for word in parent.stdout.readline().split()]
     until(lambda: (place.state / "endpoint.json").exists() and place.hosts(), "the cluster")
@@ -192,6 +195,8 @@ def test_a_private_daemon_goes_with_its_parent(place: Place) -> None:
     until(lambda: not any(_alive(pid) for pid in pids), "the end of both", 5.0)
     until(lambda: not place.runtime.exists(), "a clean folder")
     place.runtime.mkdir(mode=0o700)
+    text = (place.home / "said").read_text()
+    assert text.count("stopped status=0") == 2 and "forced" not in text, text
 
 
 def _alive(pid: int) -> bool:

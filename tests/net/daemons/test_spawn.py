@@ -187,3 +187,20 @@ def test_descriptors_are_given_back(bench: Bench, tmp_path: Path) -> None:
         bench.spawn("print(1)", output=OutputFile(tmp_path / f"o{n}"))
     bench.until(lambda: len(bench.ended) == 5)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_semaphores_of_a_killed_child_do_not_stay(bench: Bench, tmp_path: Path) -> None:
+    """A DataLoader's workers share named semaphores; Python's resource tracker removes them if it may live on."""
+    before = set(os.listdir("/dev/shm"))
+    code = (
+        "import multiprocessing as mp, signal\n"
+        "locks = [mp.get_context('forkserver').Lock() for _ in range(3)]\n"
+        f"open({str(tmp_path / 'ready')!r}, 'w').close()\n"
+        "signal.pause()"
+    )
+    child = bench.spawn(code)
+    bench.until((tmp_path / "ready").exists)
+    assert len(set(os.listdir("/dev/shm")) - before) >= 3
+    bench.supervisor.kill(child)
+    bench.until(lambda: bench.ended)
+    assert not set(os.listdir("/dev/shm")) - before

@@ -34,6 +34,10 @@ def probe(**given: Any) -> None:
         (["-m", "my.train", "--json", "-s", "1"], ("--json", "-s", "1"), "my.train", (), False),
         (["--json", "-m", "my.train"], (), "my.train", (), True),
         (["job.toml", "--json", "-s", "sync.n=2"], ("job.toml",), None, ("sync.n=2",), True),
+        (["-mmy.train", "--json"], ("--json",), "my.train", (), False),
+        (["-m", "my.train", "--", "-x"], ("--", "-x"), "my.train", (), False),
+        (["-ssync.n=2", "train.py", "--json"], ("train.py", "--json"), None, ("sync.n=2",), False),
+        (["--json", "--set", "a=b.toml", "train.py", "x.toml"], ("train.py", "x.toml"), None, ("a=b.toml",), True),
         (["--", "train.py", "-h"], ("train.py", "-h"), None, (), False),
         (["--set=job.seed=2", "train.py", "value with blanks", ""], ("train.py", "value with blanks", ""), None,
          ("job.seed=2",), False),
@@ -45,6 +49,12 @@ def test_everything_after_the_name_is_the_scripts_own(
     result = CliRunner().invoke(probe, line)
     assert result.exit_code == 0, result.output
     assert (seen["args"], seen["module"], seen["sets"], seen["as_json"]) == (args, module, sets, as_json)
+
+
+@pytest.mark.parametrize("line", [["-m"], ["-s"], ["--timeout"], ["--json", "-s"]])
+def test_an_option_without_its_value_is_refused(line: list[str]) -> None:
+    result = CliRunner().invoke(probe, line)
+    assert result.exit_code == 2 and "requires an argument" in result.output
 
 
 def test_unknown_option_before_the_name_is_refused() -> None:

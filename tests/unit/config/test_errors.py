@@ -35,7 +35,9 @@ def test_every_class_is_in_the_table_and_in_the_drawn_tree() -> None:
     def below(cls: type[RudraError]) -> set[type[RudraError]]:
         return {cls}.union(*(below(sub) for sub in cls.__subclasses__()))
 
-    assert set(CLASSES.values()) == below(RudraError)
+    # A module may narrow one for its own use; on the wire and in exit statuses it is its parent.
+    assert set(CLASSES.values()) == {cls for cls in below(RudraError) if cls.__module__ == errors.__name__}
+    assert all(CLASSES[cls.code] in cls.__mro__ for cls in below(RudraError))
     assert errors.__doc__ is not None
     for code, cls in CLASSES.items():
         row = next(line for line in errors.__doc__.splitlines() if f" {code} " in line)

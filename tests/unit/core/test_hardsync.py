@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rudra_zmq.core.events import Clock, GradientId, Grant, Lease, Members, Push, Span, Update, Waiting
+from rudra_zmq.core.events import Clock, GradientId, Grant, Join, Lease, Members, Push, Span, Update, Waiting
 from tests.unit.core.test_softsync import decision, kinds
 from tests.unit.core.world import World, make
 
@@ -192,6 +192,20 @@ def test_a_late_gradient_of_samples_that_it_was_dealt_again_is_late() -> None:
     world.push(1)  # closes the round; rank 0 held 0..4, the lowest: dealt to it again
     (grant,) = world.push(0)
     assert grant.verdict == "late" and grant.leases == (Lease((Span(0, 0, 4),)),)
+
+
+def test_a_late_one_that_comes_back_between_its_rounds_is_answered_with_the_next() -> None:
+    # A new connection waits for its answer before it repeats the push: with none it would wait for ever.
+    world = make("hardsync", samples=18, epochs=2, count=3, sync={"backup": 1})
+    world.begin(prefetch=0)
+    for _ in range(2):
+        world.push(0)
+        world.push(1)  # closes the round without rank 2; then two samples are left, for rank 0
+    assert world.turn(Join(2, 1, 0, 0)) == []
+    grant = world.push(0)[-1]
+    assert (grant.rank, grant.ack, grant.leases[0].epoch) == (2, 0, 1)
+    (late,) = world.sync.handle(Push(GradientId(2, 1, 1), Clock(1, 0), (Span(0, 8, 12),), 4), world.now)
+    assert late.verdict == "late" and late.leases == grant.leases
 
 
 def test_at_least_one_is_waited_for() -> None:

@@ -200,6 +200,17 @@ def test_below_the_minimum_the_job_fails_after_another_deadline() -> None:
     assert actions == [Failed("1 learners are present, at least 2 are needed")]
 
 
+@pytest.mark.parametrize("protocol", ["hardsync", "softsync", "async"])
+def test_all_lost_at_once_fail_after_another_deadline_too(protocol: str) -> None:
+    world = make(protocol, samples=100, count=2, deadline=10.0)
+    world.begin()
+    world.leave(0)
+    world.leave(1)
+    world.tick(10.0)
+    assert world.waitings == [Waiting(0, 1, (0, 1), 20.0)]
+    assert world.tick(20.0) == [Failed("0 learners are present, at least 1 are needed")]
+
+
 def test_start_below_the_minimum_waits() -> None:
     world = make(count=3, min=2)
     world.join(0)

@@ -171,6 +171,10 @@ def test_the_schedule_moves_with_the_samples() -> None:
     assert rates.at(4.0, "async", 32) == pytest.approx(0.0)
     step = rules.JobRates(_job(schedule=Schedule(kind="step", epochs=(1.0, 2.0), gamma=0.1)), 4)
     assert [step.at(e, "async", 32) for e in (0.5, 1.0, 2.5)] == pytest.approx([0.1, 0.01, 0.001])
+    power = rules.JobRates(_job(schedule=Schedule(kind="power", power=2.0, gamma=0.5)), 4)
+    assert power.at(2.0, "async", 32) == pytest.approx(0.1 / 4)  # (1 + gamma*t)^-power
+    exponential = rules.JobRates(_job(schedule=Schedule(kind="exponential", gamma=0.5)), 4)
+    assert exponential.at(2.0, "async", 32) == pytest.approx(0.1 / 4)
 
 
 def test_a_group_that_matches_nothing_is_refused_with_the_fix() -> None:

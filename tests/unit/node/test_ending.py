@@ -214,6 +214,38 @@ def test_a_condition_drains_and_the_end_is_done(stage_of: StageOf) -> None:
     assert [(row.epoch, row.samples) for row in done.progress.rows] == [(0, 12)]
 
 
+def test_a_condition_does_not_wait_for_a_step_that_hangs(stage_of: StageOf) -> None:
+    stage = stage_of(protocol="softsync", epochs=9, job='stop = {time = "30s"}')
+    crew = stage.crew(2)
+    stage.pass_time(59.0, alive=crew)  # nobody's first step ends, and it has no deadline of its own
+    assert stage.events("ends: time is up") and not stage.lead.ending.over
+    stage.pass_time(8.0, alive=crew)
+    stage.settle()
+    stage.pass_time(1.0, alive=crew)
+    done = _done(stage)
+    assert (done.state, done.reason) == ("DONE", "time is up (30s)")
+    assert stage.events("takes longer than 30 s")
+
+
+def test_a_job_that_failed_with_weights_that_are_not_finite_stays_failed(stage_of: StageOf) -> None:
+    diverging = 'rule = "sgd"\nlr = 1e6\nschedule = {kind = "constant"}'
+    limits = 'on_lost = "fail"\ndeadline = "5s"'
+    stage = stage_of(protocol="async", sync="n = 2", snapshot="auto", update=diverging, learners=limits)
+    zero, _ = stage.crew(2)
+    stage.settle()
+    zero.push(3e38)
+    zero.push(1.0)
+    stage.lead.command(c.LearnerGone(rank=1, incarnation=1, kind="lost", respawn=False))
+    stage.pass_time(6.0, alive=[zero])
+    zero.push(np.nan)  # was under way
+    zero.say(d.Bye(reason="drain"))
+    stage.settle()
+    stage.pass_time(1.0)
+    done = _done(stage)
+    assert done.state == "FAILED" and "learner 1 was lost" in done.reason
+    assert [path.name for path in (stage.folder / "snapshots").iterdir()] == ["1-0"]
+
+
 def test_updates_are_a_condition(stage_of: StageOf) -> None:
     stage = stage_of(count=1, epochs=9, job="stop = {updates = 3}")
     (peer,) = stage.crew(1)

@@ -62,6 +62,22 @@ def test_the_answer_names_the_version_that_the_push_made(stage_of: StageOf) -> N
 # --------------------------------------------------------------------------------------- lost connections
 
 
+def test_an_answer_that_falls_due_while_a_learner_comes_back_waits_for_its_data(stage_of: StageOf) -> None:
+    stage = stage_of()
+    zero, one = stage.crew(2)
+    zero.push()
+    again = Peer(stage, 0, name="again")
+    again.hello()
+    again.say(ATTACH)
+    one.push()  # the round is complete
+    assert again.none(d.Grant)
+    again.ready()
+    _data(again)
+    grant = again.hear()
+    assert (grant.ack, grant.verdict, grant.timestamp, grant.nbytes) == (1, "accepted", 1, 16)
+    assert again.vector()[0] == 0.5 and again.none(d.Grant)
+
+
 def test_a_push_whose_answer_was_lost_is_answered_and_not_applied_again(stage_of: StageOf) -> None:
     stage = stage_of(**ASYNC)
     zero, _ = stage.crew(2)

@@ -115,7 +115,8 @@ def test_version_0_from_a_file(stage_of: StageOf, tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_fails_the_job(stage_of: StageOf, tmp_path: Path) -> None:
     stage = stage_of(job=f'init = "{tmp_path}/absent.safetensors"')
-    _attached(stage, 0)
+    crew = [_attached(stage, 0), _attached(stage, 1)]
+    assert len(stage.events("absent.safetensors")) == 1 and crew[0].none(d.SendInit)
     stage.pass_time(6.0)
     done = stage.all(c.NodeDone)
     assert [m.state for m in done] == ["FAILED"] and "No such file" in done[0].reason and "Fix:" in done[0].reason
@@ -216,6 +217,7 @@ def test_all_are_waited_for_then_it_starts_with_those_who_are_here(stage_of: Sta
     stage.pass_time(10.0, alive=peers)
     assert stage.state() == "WAITING"
     assert stage.lead.report.state[1] == "2/3 learners (rank 1 missing, 10 s of 30 s)"
+    assert len(stage.events("waits: 2/3 learners (rank 1 missing")) == 1
     assert peers[0].none(d.SendInit)
     stage.pass_time(20.5, alive=peers)
     peers[0].upload()
@@ -255,6 +257,18 @@ def test_the_global_batch_and_rate_are_said_at_start(stage_of: StageOf) -> None:
     assert stage.events("hardsync: lambda 2, n 1, c 2; global batch 8, rate 0.2")
 
 
+def test_what_came_before_all_left_is_applied_at_its_own_rate(stage_of: StageOf) -> None:
+    stage = stage_of(
+        update='rule = "sgd"\nlr = 0.1\nreference_batch = 1\nscaling = "sqrt"\nschedule = {kind = "constant"}'
+    )
+    zero, one = stage.crew(2)
+    zero.push()
+    zero.say(d.Bye(reason="drain"))
+    one.say(d.Bye(reason="drain"))
+    figures = stage.lead.work.figures
+    assert figures is not None and (figures.updates, figures.applied, figures.lr) == (1, 4, 0.2)
+
+
 def test_a_script_that_ends_before_training_fails_the_job_at_once(stage_of: StageOf) -> None:
     stage = stage_of(count=2)
     Peer(stage, 1).hello()
@@ -262,6 +276,23 @@ def test_a_script_that_ends_before_training_fails_the_job_at_once(stage_of: Stag
     stage.pass_time(6.0)  # rank 1 is given the time to leave
     (done,) = stage.all(c.NodeDone)
     assert done.state == "FAILED" and "script of rank 0 ended before training" in done.reason and "Fix: " in done.reason
+
+
+def test_a_good_bye_while_a_restarted_node_waits_for_the_others_fails_nothing(stage_of: StageOf) -> None:
+    one = stage_of(count=2, snapshot="auto")
+    zero, other = one.crew(2)
+    one.settle()
+    zero.push()
+    other.push()
+    one.lead.saving.save()
+    one.settle()
+    two = stage_of(count=2, snapshot="auto", generation=2, resume=True)
+    back = Peer(two, 1)
+    back.hello()
+    back.say(ATTACH)
+    back.say(d.Bye(reason="drain"))
+    two.lead.command(c.LearnerGone(rank=1, incarnation=1, kind="bye", respawn=False))
+    assert not two.lead.ending.over
 
 
 @pytest.mark.parametrize("kinds", [("bye", "bye"), ("lost", "bye"), ("lost", "lost")])

@@ -249,6 +249,25 @@ def test_a_state_of_another_rule_or_size_is_refused() -> None:
         assert not engine.state_dict()["square_mean"].any(), "a refused state changes nothing"
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_other_groups_leave_the_state_alone(threads: int, backend: str) -> None:
+    one, many = make_spec("adam", "one", 1.0), make_spec("adam", "many", 1.0)
+    direct, folded, *rest = updates()[0]
+    back_end = CpuUpdate(one, N, threads, backend=backend)
+    state = new_state(one, N)
+    w, out = vectors()[5], np.empty(N, np.float32)
+    for spec in (one, many, one):
+        back_end.regroup(spec.groups)
+        expected = reference_step(spec, state, w, direct, folded, *rest)
+        back_end.step(w, direct, folded, *rest, out)
+        np.testing.assert_array_equal(bits(out), bits(expected))
+        w = out.copy()
+    assert back_end.spec == one and back_end.threads == threads
+    with pytest.raises(ValueError, match="cover"):
+        back_end.regroup([GroupSpan(0, N - 1, 1.0, 0.0)])
+    back_end.close()
+
+
 def test_bad_arguments_are_refused(backend: str) -> None:
     spec = RuleSpec.of("adam", [GroupSpan(0, 8, 1.0, 0.0)])
     engine = CpuUpdate(spec, 8, backend=backend)

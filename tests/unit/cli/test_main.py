@@ -1,0 +1,94 @@
+"""The outer shape of the command line: help, usage errors, exit statuses, streams that are closed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rudra_zmq.cli.base import COMMANDS
+from rudra_zmq.cli.main import main
+
+GROUPS = {"config": ["check", "show"]}
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *path: str) -> list[str]:
+    assert main([*path, "--help"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n != "simulate"])  # simulate's is a process of its own
+def test_help_begins_with_an_example(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    for path in ([name], *([name, part] for part in GROUPS.get(name, []))):
+        lines = help_of(capsys, *path)
+        assert lines[0].startswith(f"Usage: rudra {' '.join(path)}") and lines[1] == ""
+        assert lines[2].strip().startswith("rudra "), lines[:4]
+        assert max(map(len, lines)) <= 80
+
+
+def test_the_table_of_commands_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\n".join(help_of(capsys))
+    for name in COMMANDS:
+        assert f"\n  {name} " in text
+    assert text.splitlines()[2].strip().startswith("rudra run ")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["jbos"], ["no command 'jbos'", "did you mean jobs?"]),
+        (["qqq"], ["no command 'qqq'."]),
+        (["jobs", "--jsno"], ["--jsno", "Did you mean '--json'?", "`rudra jobs --help`"]),
+        (["jobs", "x"], ["unexpected extra argument (x)"]),
+        (["completion"], ["bash, zsh, fish", "`rudra completion --help`"]),
+        (["completion", "tcsh"], ["tcsh"]),
+        (["run", "-m"], ["-m"]),
+        (["run"], ["no job is named"]),
+        (["export", "x"], ["FILE"]),
+        (["wait", "--timeout", "-3"], ['"-3" is not a duration']),
+        (["prune", "--older", "1.2.3d"], ['"1.2.3d" is not a duration']),
+        (["logs", "--grep", "("], ["no regular expression"]),
+        (["logs", "--since", "yesterday"], ["is no time"]),
+        (["logs", "--tail", "-1"], ["-1"]),
+        (["init", "/nowhere/train.py"], ["/nowhere/train.py"]),
+        (["--head"], ["--head"]),
+    ],
+)
+def test_a_usage_error_is_one_line_with_its_fix(
+    capsys: pytest.CaptureFixture[str], line: list[str], words: list[str]
+) -> None:
+    assert main(line) == 2
+    out, err = capsys.readouterr()
+    assert (
+        out == "" and err.startswith("rudra: ") and err.count("\n") == 1 and ". Fix: " in err.replace("? Fix", ". Fix")
+    )
+    for word in words:
+        assert word in err
+
+
+def test_a_group_without_a_command_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == 2
+    assert capsys.readouterr().err.startswith("Usage: rudra config")
+
+
+def test_init_never_replaces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    assert main(["init", str(file)]) == 0
+    compile(file.read_text(), str(file), "exec")
+    file.write_text("mine")
+    assert main(["init", str(file)]) == 2
+    assert file.read_text() == "mine" and "exists" in capsys.readouterr().err
+
+
+def test_streams_that_are_closed_or_full() -> None:
+    code = "import sys; from rudra_zmq.cli.main import main; sys.exit(main(['completion', 'bash']))"
+    line = [sys.executable, "-c", code]
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *line], timeout=30)
+    assert closed.returncode == 0
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert done.returncode == 1
+    assert done.stderr.startswith("rudra: No space left on device") and "Fix:" in done.stderr
+    assert "Traceback" not in done.stderr

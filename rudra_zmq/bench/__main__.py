@@ -114,7 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         click.echo(f"rudra: {error}", err=True)
         return error.exit_status
     except click.ClickException as error:
-        click.echo(f"rudra: {error.format_message()} (`rudra bench --help` shows how)", err=True)
+        text = error.format_message()
+        alone = text.startswith("Usage: ")  # `rudra bench` without a command: what there is to choose from
+        click.echo(text if alone else f"rudra: {text} (`rudra bench --help` shows how)", err=True)
         return EXIT_USAGE
     except (KeyboardInterrupt, click.Abort):
         click.echo("rudra: interrupted", err=True)

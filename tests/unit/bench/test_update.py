@@ -122,6 +122,11 @@ def test_the_stream_kernel_reads_and_writes_what_it_says(shape: tuple[int, bool]
     assert (out == 1111.0).all()
 
 
+def test_without_a_command_it_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("Usage: rudra bench")
+
+
 def test_a_size_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["update", "--size", "much"]) == 2
     assert "much" in capsys.readouterr().err

@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "df": ("file_commands", "Show the room that jobs take."),
     "export": ("file_commands", "Copy a job's weights to a file."),
     "simulate": ("other_commands", "Run a job's protocol in virtual time."),
+    "bench": ("other_commands", "Time the code that jobs run against what this machine allows."),
     "init": ("other_commands", "Write a training script to start from."),
     "config": ("other_commands", "Check files, show settings and where they come from."),
     "completion": ("other_commands", "Print the shell completion."),

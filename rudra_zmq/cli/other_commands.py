@@ -1,4 +1,4 @@
-"""Commands that need no cluster: simulate, init, config, completion."""
+"""Commands that need no cluster: simulate, bench, init, config, completion."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ from rudra_zmq.errors import EXIT_USAGE, Rejected, UsageError
 def simulate(args: tuple[str, ...]) -> None:
     """Run a job's protocol in virtual time (see --help)."""
     os.execv(sys.executable, [sys.executable, "-m", "rudra_zmq.sim", *args])
+
+
+@command(
+    "bench",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def bench(args: tuple[str, ...]) -> None:
+    """Time the code that jobs run against what this machine allows (see --help)."""
+    os.execv(sys.executable, [sys.executable, "-m", "rudra_zmq.bench", *args])
 
 
 _SCRIPT = '''\

@@ -1,52 +1,49 @@
-"""The update on a CPU: one pass over memory in blocks that stay in the cache, bit for bit as rules.py has it.
+"""The update on a CPU, bit for bit as rules.py has it, by the fastest back end that the host has.
 
-Owns: the optimiser's state, the scratch, the blocks and the threads over them. Must not know: where
-gradients and weights live, protocols, clocks. Every operation is a NumPy ufunc with `out=`, multiply and
-add apart: nothing is fused, and no vector is allocated once the object exists.
+Owns: the optimiser's state, the checks of arguments, the choice of the back end. Must not know: where gradients and
+weights live, protocols, clocks.
 
-The sum of the gradients is built in w_out itself, block by block, and becomes the new weights in place:
-that spares an accumulator and its share of the cache. So nobody may read w_out before `step` has
-returned.
+The sum of the gradients may be built in w_out itself before it becomes the new weights, so nobody may read w_out
+before `step` has returned.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rudra_zmq.update.cpu_kernels import KERNELS
+from rudra_zmq.update.blocks import NumpyEngine
+from rudra_zmq.update.compiled import CompiledEngine
+from rudra_zmq.update.engine import Engine, Setup
+from rudra_zmq.update.jit import Unavailable
 from rudra_zmq.update.rules import (
+    ENCODINGS,
     F32,
     NORM_BLOCK,
     RULES,
+    Gradient,
     GroupSpan,
     RuleSpec,
     Scalars,
     State,
     Term,
-    block_square_sums,
     clip_factor,
     coefficients,
-    constants,
     new_state,
     norm_of,
     scalars,
 )
 
-BLOCK, BLOCK_OF_THREADS = 65536, 131072
-"""Elements per block for one thread and for several. One: the few vectors of a block (256 KiB each) stay near
-the core. Several: each operation passes the interpreter's lock around, which larger blocks make rarer.
-"""
+BACKENDS = ("auto", "compiled", "numpy")
 
-MIN_PER_THREAD = 1 << 19
-"""Below this many elements a thread costs more to wake than it saves."""
+_GRADIENTS = tuple(np.dtype(name) for name in ENCODINGS)
+_FLOAT32 = _GRADIENTS[:1]
+_ONE = np.float32(1.0)
 
 
 class StepReport(NamedTuple):
@@ -56,70 +53,45 @@ class StepReport(NamedTuple):
     grad_norm: float | None
 
 
-class _Update(NamedTuple):
-    """One update as every thread sees it; factor is that of clipping, None where there is no sum yet."""
-
-    b: list[np.float32]
-    gradients: list[F32]
-    w_in: F32
-    w_out: F32
-    factor: np.float32 | None
-    scalars: list[Scalars]
-
-
-class _Block(NamedTuple):
-    start: int
-    stop: int
-    spans: tuple[tuple[int, int, int], ...]  # (from, to, index of the group's kind), relative to start
-
-
 class CpuUpdate:
     """The optimiser of a vector of n float32 elements. One caller at a time; `step` and `fold` share scratch.
 
-    threads: at most this many; fewer when n is small. block: elements, a multiple of 8192, None to choose.
-    Results depend on neither. Raises ValueError (one line) for a spec that does not fit n.
+    threads: at most this many; fewer when n is small. block: elements of NumPy's blocks, a multiple of 8192, None to
+    choose. backend: "compiled" (needs llvmlite), "numpy", or "auto" for the first where it works. Results depend on
+    none of the three. Raises ValueError (one line) for a spec that does not fit n, and where "compiled" is asked for
+    and cannot be had.
     """
 
-    def __init__(self, spec: RuleSpec, n: int, threads: int = 1, block: int | None = None) -> None:
+    def __init__(
+        self, spec: RuleSpec, n: int, threads: int = 1, block: int | None = None, backend: str = "auto"
+    ) -> None:
         spec.validate(n)
         if threads < 1 or (block is not None and (block < NORM_BLOCK or block % NORM_BLOCK)):
             raise ValueError(f"threads = {threads} below 1, or block = {block} no multiple of {NORM_BLOCK}")
         self.spec = spec
         self.n = n
         self._rule = RULES[spec.rule]
-        self._kernel = KERNELS[spec.rule]
-        self._constants = constants(spec)
         self._state = new_state(spec, n)
-        self._square_sums = np.zeros(-(-n // NORM_BLOCK) if spec.clip_norm is not None else 0)
-        parts = min(threads, max(1, n // MIN_PER_THREAD))
-        self._size = block or (BLOCK if parts == 1 else BLOCK_OF_THREADS)
-        parts = min(parts, -(-n // self._size))
-        self._share(parts)
-        self._scratch = [_Scratch(min(self._size, n), spec.clip_norm is not None) for _ in self._parts]
-        self._pool = ThreadPoolExecutor(parts - 1, "rudra-update") if parts > 1 else None
-
-    def _share(self, parts: int) -> None:
-        self._kinds = list(dict.fromkeys((g.lr_scale, g.weight_decay) for g in self.spec.groups))
-        blocks = _cut(self.spec, self.n, self._size, self._kinds)
-        cuts = [len(blocks) * i // parts for i in range(parts + 1)]
-        self._parts = [blocks[lo:hi] for lo, hi in pairwise(cuts)]
+        self._setup = Setup(spec, n, self._state, threads)
+        self._square_sums = np.zeros(-(-n // NORM_BLOCK) if self._setup.clips else 0)
+        self.backend, self._engine = _engine(self._setup, block, backend)
 
     def regroup(self, groups: Sequence[GroupSpan]) -> None:
         """Other factors and decays from the next step on; state, memory and threads stay. ValueError as for a spec."""
         spec = replace(self.spec, groups=tuple(groups))
         spec.validate(self.n)
         self.spec = spec
-        self._share(len(self._parts))
+        self._setup = Setup(spec, self.n, self._state, self._setup.threads)
+        self._engine.regroup(self._setup)
 
     @property
     def threads(self) -> int:
         """Threads in use, the caller's included."""
-        return len(self._parts)
+        return self._engine.threads
 
     def close(self) -> None:
         """End the threads; `step` and `fold` must not be called any more."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._engine.close()
 
     def step(
         self,
@@ -133,31 +105,30 @@ class CpuUpdate:
     ) -> StepReport:
         """One update: read w_in, write w_out, change the state. Arguments as in `rules.reference_step`.
 
-        The sum is checked block by block, before the block's state is touched. With finite = False the
-        pass was left where the hit was: w_out and, unless clip_norm is set (the sum is then complete
-        first), state are void. Raises ValueError for a wrong shape or dtype, for w_out over w_in, for no
-        gradient at all.
+        With finite = False w_out is void, and so is the state unless clip_norm is set (the sum is then complete
+        first). Raises ValueError for a wrong shape or dtype, for memory that is not contiguous or cannot be
+        written, for w_out over w_in or a gradient, for no gradient at all.
         """
         terms = ([] if folded is None else [folded]) + list(direct)
-        self._check(w_in, w_out, terms)
+        self._check(w_in, terms)
+        self._check_output(w_out, [w_in, *(g for _, g in terms)])
         b = coefficients(self.spec, terms, weight_sum)
-        update = _Update(b, [g for _, g in terms], w_in, w_out, None, [])
+        gradients = [g for _, g in terms]
         norm = None
         if self.spec.clip_norm is not None:
-            self._run(lambda blocks, scratch: self._sum_part(blocks, scratch, update))
+            self._engine.sum_squares(b, gradients, w_out, self._square_sums)
             norm = norm_of(self._square_sums)
             if not math.isfinite(norm):
                 return StepReport(False, norm)
-            update = update._replace(factor=clip_factor(self.spec.clip_norm, norm))
-        update = update._replace(scalars=self._next_scalars(s_bar, lr))
-        finite = self._run(lambda blocks, scratch: self._apply_part(blocks, scratch, update))
+            b, gradients = [clip_factor(self.spec.clip_norm, norm)], [w_out]
+        finite = self._engine.apply(b, gradients, w_in, w_out, self._next_scalars(s_bar, lr))
         return StepReport(finite, norm)
 
-    def fold(self, acc: F32, coefficient: float, g: F32) -> None:
+    def fold(self, acc: F32, coefficient: float, g: Gradient) -> None:
         """acc += coefficient*g, as `step` sums: multiply, round, add, round. acc starts as zeros."""
-        self._check(acc, None, [(coefficient, g)])
-        b = np.float32(coefficient)
-        self._run(lambda blocks, scratch: _fold_part(blocks, scratch, acc, b, g))
+        self._check(acc, [(coefficient, g)])
+        self._check_output(acc, [g])
+        self._engine.sum([_ONE, np.float32(coefficient)], [acc, g], acc)
 
     def state_dict(self, into: State | None = None) -> State:
         """A copy of the state: the rule's vectors, and "t" for Adam; in the arrays of `into`, if given.
@@ -185,104 +156,46 @@ class CpuUpdate:
             if given.shape != array.shape or given.dtype != array.dtype:
                 raise ValueError(f"state {name!r} is {_kind(array)}, got {_kind(given)}")
 
-    def _check(self, first: F32, w_out: F32 | None, terms: Sequence[Term]) -> None:
+    def _check(self, first: F32, terms: Sequence[Term]) -> None:
         if not terms:
             raise ValueError("an update needs at least one gradient")
-        for array in [first, *([] if w_out is None else [w_out]), *(g for _, g in terms)]:
-            if array.shape != (self.n,) or array.dtype != np.float32:
-                raise ValueError(f"expected float32 of shape ({self.n},), got {_kind(array)}")
-        if w_out is not None and any(np.may_share_memory(w_out, x) for x in [first, *(g for _, g in terms)]):
-            raise ValueError("w_out shares memory with the weights or a gradient that the update reads")
+        self._check_input(first, _FLOAT32)
+        for _, gradient in terms:
+            self._check_input(gradient, _GRADIENTS)
+
+    def _check_input(self, array: Gradient, dtypes: Sequence[np.dtype[Any]]) -> None:
+        if array.shape != (self.n,) or array.dtype not in dtypes:
+            expected = " or ".join(str(dtype) for dtype in dtypes)
+            raise ValueError(f"expected {expected} of shape ({self.n},), got {_kind(array)}")
+        if not (array.flags.c_contiguous and array.flags.aligned):
+            raise ValueError(f"{_kind(array)} is not contiguous, or not aligned")
+
+    def _check_output(self, out: F32, inputs: Sequence[Gradient]) -> None:
+        self._check_input(out, _FLOAT32)
+        if not out.flags.writeable:
+            raise ValueError("the output cannot be written")
+        if any(np.may_share_memory(out, x) for x in inputs):
+            raise ValueError("the output shares memory with the weights or a gradient that the update reads")
 
     def _next_scalars(self, s_bar: float, lr: float) -> list[Scalars]:
         t = 0
         if self._rule.counts_steps:
             self._state["t"] += 1
             t = int(self._state["t"][0])
-        return [scalars(self.spec, scale, decay, lr, s_bar, t) for scale, decay in self._kinds]
-
-    def _run(self, part: Callable[[Sequence[_Block], _Scratch], bool]) -> bool:
-        """Run part over all blocks, one share a thread; True if every share says so."""
-        if self._pool is None:
-            return part(self._parts[0], self._scratch[0])
-        shares = list(zip(self._parts, self._scratch, strict=True))
-        others = [self._pool.submit(part, *share) for share in shares[1:]]
-        mine = part(*shares[0])
-        return all([mine, *(other.result() for other in others)])
-
-    def _sum_part(self, blocks: Sequence[_Block], scratch: _Scratch, update: _Update) -> bool:
-        with np.errstate(all="ignore"):
-            for start, stop, _ in blocks:
-                acc = update.w_out[start:stop]
-                _sum(acc, start, stop, update, scratch.t)
-                sums = self._square_sums[start // NORM_BLOCK : -(-stop // NORM_BLOCK)]
-                block_square_sums(acc, sums, scratch.wide)
-        return True
-
-    def _apply_part(self, blocks: Sequence[_Block], scratch: _Scratch, update: _Update) -> bool:
-        vectors = [self._state[name] for name in self._rule.state]
-        with np.errstate(all="ignore"):
-            for start, stop, spans in blocks:
-                acc = update.w_out[start:stop]
-                if update.factor is not None:
-                    np.multiply(acc, update.factor, out=acc)
-                else:
-                    _sum(acc, start, stop, update, scratch.t)
-                    if not np.isfinite(acc, out=scratch.mask[: acc.size]).all():
-                        return False
-                for lo, hi, kind in spans:
-                    p = update.scalars[kind]
-                    state = [vector[start + lo : start + hi] for vector in vectors]
-                    w, g, t = update.w_in[start + lo : start + hi], acc[lo:hi], scratch.t[: hi - lo]
-                    if p.decay and not self._rule.decoupled_decay:
-                        np.multiply(w, p.decay, out=t)
-                        np.add(g, t, out=g)
-                    self._kernel(self._constants, p, state, w, g, t)
-        return True
+        return [scalars(self.spec, scale, decay, lr, s_bar, t) for scale, decay in self._setup.kinds]
 
 
-class _Scratch:
-    """What one thread needs: a block of float32, a mask for the check, a norm's block of float64."""
-
-    def __init__(self, size: int, norm: bool) -> None:
-        self.t = np.zeros(size, np.float32)
-        self.mask = np.zeros(size, np.bool_)
-        self.wide = np.zeros(NORM_BLOCK if norm else 0)
+def _engine(setup: Setup, block: int | None, backend: str) -> tuple[str, Engine]:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r} is unknown; known ones: {', '.join(BACKENDS)}")
+    if backend != "numpy":
+        try:
+            return "compiled", CompiledEngine(setup)
+        except Unavailable as why:
+            if backend == "compiled":
+                raise ValueError(f"no compiled update here: {why}. Fix: pip install 'rudra-zmq[fast]'") from None
+    return "numpy", NumpyEngine(setup, block)
 
 
 def _kind(array: npt.NDArray[Any]) -> str:
     return f"{array.dtype} of shape {array.shape}"
-
-
-def _cut(spec: RuleSpec, n: int, size: int, kinds: list[tuple[float, float]]) -> list[_Block]:
-    blocks = []
-    first = 0
-    for start in range(0, n, size):
-        stop = min(start + size, n)
-        while spec.groups[first].stop <= start:
-            first += 1
-        spans = []
-        for group in spec.groups[first:]:
-            if group.start >= stop:
-                break
-            kind = kinds.index((group.lr_scale, group.weight_decay))
-            spans.append((max(group.start, start) - start, min(group.stop, stop) - start, kind))
-        blocks.append(_Block(start, stop, tuple(spans)))
-    return blocks
-
-
-def _sum(acc: F32, start: int, stop: int, update: _Update, scratch: F32) -> None:
-    t = scratch[: acc.size]
-    np.multiply(update.gradients[0][start:stop], update.b[0], out=acc)
-    for b_k, g_k in zip(update.b[1:], update.gradients[1:], strict=True):
-        np.multiply(g_k[start:stop], b_k, out=t)
-        np.add(acc, t, out=acc)
-
-
-def _fold_part(blocks: Sequence[_Block], scratch: _Scratch, acc: F32, b: np.float32, g: F32) -> bool:
-    with np.errstate(all="ignore"):
-        for start, stop, _ in blocks:
-            part, t = acc[start:stop], scratch.t[: stop - start]
-            np.multiply(g[start:stop], b, out=t)
-            np.add(part, t, out=part)
-    return True

@@ -11,6 +11,7 @@ weight decay of the group.
 
 Order of operations. Vectors are float32, each operation is rounded once, multiply and add are never fused:
 
+0. A gradient in float16 or bfloat16 is decoded to float32, which is exact (:func:`decode`).
 1. ``acc = fl(b_0*g_0)``, then ``acc = fl(acc + fl(b_k*g_k))`` in the order given; a folded accumulator
    comes first. b_k is float32 of a_k*s_k, for the normalised rules of a_k*s_k / sum(a_j*s_j), formed in
    float64.
@@ -38,7 +39,13 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 State = dict[str, npt.NDArray[Any]]
-Term = tuple[float, F32]
+Gradient = npt.NDArray[Any]
+Term = tuple[float, Gradient]
+
+ENCODINGS = ("float32", "float16", "uint16")
+"""How a gradient may be stored, by the name of its dtype; uint16 are the bits of bfloat16, which NumPy lacks."""
+
+CACHE_LINE = 64
 
 NORM_BLOCK = 8192
 """Elements per partial sum of squares. Fixed, so that a norm does not depend on a back end's blocks or
@@ -188,6 +195,16 @@ def coefficients(spec: RuleSpec, terms: Sequence[Term], weight_sum: float) -> li
     return [np.float32(a / weight_sum) for a, _ in terms]
 
 
+def decode(gradient: Gradient) -> F32:
+    """A gradient in one of ENCODINGS as float32. Exact; float32 is returned as it is."""
+    if gradient.dtype == np.uint16:
+        bits = np.left_shift(gradient, np.uint32(16), dtype=np.uint32)
+        decoded: F32 = bits.view(np.float32)
+    else:
+        decoded = gradient.astype(np.float32, copy=False)
+    return decoded
+
+
 def block_square_sums(acc: F32, out: npt.NDArray[np.float64], scratch: npt.NDArray[np.float64]) -> None:
     """Write the sum of squares of every NORM_BLOCK elements of acc to out; scratch has room for one block.
 
@@ -214,14 +231,21 @@ def clip_factor(clip_norm: float, norm: float) -> np.float32:
     return factor
 
 
+def aligned(n: int, dtype: npt.DTypeLike = np.float32) -> Gradient:
+    """n zeros that begin at a cache line, which spares an update up to a fifth of its time."""
+    dtype = np.dtype(dtype)
+    raw = np.empty(n * dtype.itemsize + CACHE_LINE, np.uint8)
+    raw.fill(0)  # np.zeros would leave the page faults to the first update
+    start = -raw.ctypes.data % CACHE_LINE
+    return raw[start : start + n * dtype.itemsize].view(dtype)
+
+
 def new_state(spec: RuleSpec, n: int) -> State:
     """Zeroed state: the rule's float32 vectors of n elements, and for Adam "t", int64 of shape (1,)."""
     rule = RULES[spec.rule]
     state: State = {}
     for name in rule.state:
-        vector = np.empty(n, np.float32)
-        vector.fill(0.0)  # np.zeros would leave the page faults to the first update
-        state[name] = vector
+        state[name] = aligned(n)
     if rule.counts_steps:
         state["t"] = np.zeros(1, np.int64)
     return state
@@ -239,8 +263,8 @@ def reference_step(
 ) -> F32:
     """One update by the formulas above; state is changed in place, the new weights are returned.
 
-    direct: (a_k*s_k, g_k) in order; folded: (coefficient, accumulator) or None. All vectors float32 of
-    w's size.
+    direct: (a_k*s_k, g_k) in order; folded: (coefficient, accumulator) or None. All vectors are of w's size,
+    the g_k in one of ENCODINGS, the others float32.
     """
     terms = ([] if folded is None else [folded]) + list(direct)
     if not terms:
@@ -248,9 +272,9 @@ def reference_step(
     b = coefficients(spec, terms, weight_sum)
     w_new = np.empty_like(w)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-        acc: F32 = b[0] * terms[0][1]
+        acc: F32 = b[0] * decode(terms[0][1])
         for b_k, (_, g_k) in zip(b[1:], terms[1:], strict=True):
-            acc = acc + b_k * g_k
+            acc = acc + b_k * decode(g_k)
         if spec.clip_norm is not None:
             square_sums = np.empty(-(-w.size // NORM_BLOCK))
             block_square_sums(acc, square_sums, np.empty(NORM_BLOCK))

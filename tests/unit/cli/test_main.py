@@ -19,7 +19,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *path: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("name", [n for n in COMMANDS if n != "simulate"])  # simulate's is a process of its own
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n not in ("simulate", "bench")])  # their own processes
 def test_help_begins_with_an_example(capsys: pytest.CaptureFixture[str], name: str) -> None:
     for path in ([name], *([name, part] for part in GROUPS.get(name, []))):
         lines = help_of(capsys, *path)

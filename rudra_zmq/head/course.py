@@ -141,6 +141,7 @@ class Course:
         _drop(job, "hello")
         where = message.addresses[0] if message.addresses else "nowhere"
         self._book.event(job.id, "I", f"node (PID {message.pid}, generation {job.generation}) serves at {where}")
+        self.crew.recall(job)
         if job.ending or not self._happens(job, "node-up", now, job.reason):
             self._tell_node(job, now=True)
 

@@ -67,6 +67,13 @@ class Crew:
             if host is not None:
                 self._provide(job, host, now)
 
+    def recall(self, job: Job) -> None:
+        """A node was restored: what followed its snapshot is void, and so is the good-bye of who had finished."""
+        if job.generation > 1 and not job.done:
+            for learner in job.learners.values():
+                if learner.state == "left":
+                    learner.state = "wanted"
+
     def _provide(self, job: Job, host: Host, now: float) -> None:
         if not job.addresses or job.peer is None or job.ending:
             return

@@ -82,6 +82,7 @@ class Session:
         self.frozen = False
         self.seq = 0
         self.rates: tuple[float, ...] | None = None  # the script's, where its optimizer rules
+        self._refusals = log.RateLimiter(10.0)
         self.pushed = 0  # gradients and skips, of this incarnation
         self._clock = Clock(0, 0)
         self._held: deque[Lease] = deque()
@@ -249,7 +250,7 @@ class Session:
         answer = self._call(lambda: self.exchange.push(gradient))
         self._report(gradient, answer)
         if answer.verdict not in ("", "accepted", "skipped"):
-            _log.warning("gradient not applied", seq=self.pushed, verdict=answer.verdict)
+            _log.limited(self._refusals, "warning", "gradient not applied", seq=self.pushed, verdict=answer.verdict)
         self._take(answer)
         if self.exchange.leaving and not self.done:
             self.exchange.leave("drain")

@@ -141,8 +141,8 @@ class Figures:
 
         ``test_error`` alone says the accuracy too. Of an epoch that is not done it is kept until it is.
         """
-        accuracy = _finite(metrics.get("accuracy"))
-        error = _finite(metrics.get("test_error"))
+        accuracy = share_of(metrics.get("accuracy"))
+        error = share_of(metrics.get("test_error"))
         if accuracy is None and error is not None:
             accuracy = 1.0 - error
         if accuracy is None:
@@ -235,8 +235,9 @@ class Figures:
             page.metrics = dict(saved["metrics"])
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def share_of(value: float | None) -> float | None:
+    """A share as such, None for what is none (percent, say): it may not end a job by ``stop.accuracy``."""
+    return value if value is not None and 0.0 <= value <= 1.0 else None
 
 
 def _runs(seen: np.ndarray[Any, np.dtype[np.bool_]]) -> list[list[int]]:

@@ -12,6 +12,7 @@ from rudra_zmq.net.bulk import BulkError
 from rudra_zmq.net.sockets import WINDOW
 from rudra_zmq.node.ending import Ending
 from rudra_zmq.node.exchange import Exchange
+from rudra_zmq.node.figures import share_of
 from rudra_zmq.node.opening import Opening
 from rudra_zmq.node.report import Report
 from rudra_zmq.node.saving import Saving
@@ -184,6 +185,11 @@ class Lead:
         work = self.work
         if work.figures is None or work.evaluated or session.rank != work.sessions.chief:
             return
+        for name in ("accuracy", "test_error"):
+            value = message.metrics.get(name)
+            if value is not None and share_of(value) is None:
+                text = f"rank {session.rank} logs {name}={value:g}: left out, a share between 0 and 1 is meant"
+                work.seldom(f"share {name}", "W", text)
         accuracy = work.figures.tested(message.epoch, message.metrics)
         if accuracy is not None:
             if any(row.epoch == message.epoch for row in work.figures.rows):

@@ -306,6 +306,28 @@ def test_a_dead_node_is_started_again_and_learners_are_told(world: World) -> Non
     assert world.state_of(job) == "RUNNING"
 
 
+def test_learners_that_had_finished_come_back_to_a_restored_node(world: World) -> None:
+    """It died between its last update and its last snapshot: their good-byes are as void as the update."""
+    job = world.running(2, toml=SCRIPT)
+    world.exit(job, 0, "ok")
+    world.node_exit(job, -9)
+    world.exit(job, 1, "ok")
+    world.wait(0.25)
+    world.hello(job, 2, b"node2")
+    (start,) = world.sent(c.StartLearners)
+    assert start.ranks == [0, 1] and start.incarnation > 1
+    for rank in start.ranks:
+        world.started(job, rank, start.incarnation)
+    world.report(job, peer=b"node2")
+    assert world.state_of(job) == "RUNNING"
+    world.node_done(job, peer=b"node2")
+    for rank in start.ranks:
+        world.exit(job, rank, "ok", start.incarnation)
+    world.node_exit(job)
+    assert world.state_of(job) == "DONE"
+    assert world.sent(c.StartLearners) == []
+
+
 def test_a_node_that_dies_again_and_again_fails_the_job(world: World) -> None:
     job = world.running(1, toml=SCRIPT)
     for death in range(1, 6):

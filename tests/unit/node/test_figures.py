@@ -79,6 +79,8 @@ def test_epochs_that_overlap_are_kept_apart() -> None:
         ({"accuracy": 0.9, "test_error": 0.2}, 0.9, 0.2),
         ({"loss": 3.0}, None, None),
         ({"accuracy": math.nan}, None, None),
+        ({"accuracy": 91.3}, None, None),
+        ({"test_error": -0.1}, None, None),
     ],
 )
 def test_test_results(metrics: dict[str, float], accuracy: float | None, error: float | None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -71,8 +70,6 @@ class Rudra:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # A shell that starts the tests in the background has SIGINT ignored, and that is inherited.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
 
     def processes(self) -> dict[int, str]:

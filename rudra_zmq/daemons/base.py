@@ -37,7 +37,7 @@ logger = log.get()
 DRAIN_S = 40.0  # a clean end, at most; what it waits for has shorter deadlines of its own
 REAP_S = 3.0  # for killed children to be gone
 PARENT_S = 1.0
-ECHO_S = 1.0
+ECHO_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
@@ -117,8 +117,7 @@ class Daemon:
     def _echo(self) -> bool:
         """Whether this TERM may be the parent's death once more: the kernel sends one for each of the parent's
         threads that was our parent for a moment while they died one by one."""
-        parent = self.options.parent
-        return parent != 0 and os.getppid() != parent and self.loop.now() - self._stopping_since < ECHO_S
+        return self.options.parent != 0 and self.loop.now() - self._stopping_since < ECHO_S
 
     def force(self, why: str) -> None:
         """End now: children are killed."""
@@ -151,7 +150,6 @@ class Daemon:
             logger.error("children that a kill did not end", pids=self.supervisor.pids)
             self.status = EXIT_FORCED
         self.close()
-        self.loop.close()
         self.context.close(exit_if_stuck=True)
         for lock in self._locks:
             lock.release()
@@ -160,6 +158,7 @@ class Daemon:
                 self.options.runtime.rmdir()
         if self._ready:
             logger.info("stopped", status=self.status)
+        self.loop.close()  # last: it gives the signals back, and a TERM that comes late would end us in mid-way
 
     # ---------------------------------------------------------------------------------------- parts
 

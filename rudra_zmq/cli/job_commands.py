@@ -11,7 +11,14 @@ import click
 
 from rudra_zmq.cli.base import Cli, command, complete_jobs, fail, job_argument, json_option, quiet_option
 from rudra_zmq.cli.follow import Follower, event_line, story
-from rudra_zmq.cli.jobs_given import TargetCommand, load_target, set_option, submission, target_arguments
+from rudra_zmq.cli.jobs_given import (
+    TargetCommand,
+    load_target,
+    set_option,
+    submission,
+    target_arguments,
+    tell_notes,
+)
 from rudra_zmq.cli.output import ago, emit_json, note, percent, say, screen, size, table, utc
 from rudra_zmq.cli.places import ENDED, DownCluster, Found, Head, down, ended_run
 from rudra_zmq.cli.report import failure, job_object, print_status, print_summary
@@ -60,12 +67,11 @@ def submit(
       rudra submit -s sync.n=2 train.py --my-own-flag
     """
     loaded = load_target(args, module, sets)
+    tell_notes(loaded)
     if dry_run:
         from rudra_zmq.cli.run import print_job
 
         return print_job(loaded, as_json)
-    for line in loaded.notes:
-        note(line)
     with cli.places() as places:
         head = places.head()
         job = head.submit(submission(loaded))
@@ -339,6 +345,7 @@ def again(cli: Cli, job: str, follow: bool, sets: tuple[str, ...], as_json: bool
         reply = found.place.get(found.row.job)
         folder = Path(job_from_toml(reply.toml, name=found.row.name).job.run.cwd or Path.cwd())
         loaded = job_from_toml(reply.toml, name=found.row.name, sets=sets, folder=folder)
+        tell_notes(loaded)
         origins = {k: o if o.startswith("-s ") else reply.origins.get(k, o) for k, o in loaded.origins.items()}
         loaded = replace(loaded, origins=origins)  # of the first job, not of the file that it became
         message = submission(loaded, again=found.row.job)

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from rudra_zmq.cli.base import Command
+from rudra_zmq.cli.output import note
 from rudra_zmq.config import LoadedJob, job_for_script, job_to_toml, load_job
 from rudra_zmq.errors import UsageError
 from rudra_zmq.wire.messages.control import Submit
@@ -86,6 +87,12 @@ def load_target(args: Sequence[str], module: str | None, sets: Sequence[str]) ->
             )
         return load_job(Path(target), sets)
     return job_for_script(target, args=rest, sets=sets)
+
+
+def tell_notes(loaded: LoadedJob) -> None:
+    """What the job's files and flags say without effect."""
+    for line in loaded.notes:
+        note(f"note: {line}")
 
 
 def submission(loaded: LoadedJob, again: str = "") -> Submit:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from rudra_zmq.cli.base import COMMANDS, Cli, Command, command, example_first, json_option
+from rudra_zmq.cli.jobs_given import tell_notes
 from rudra_zmq.cli.output import emit_json, say, table
 from rudra_zmq.config import check_job, check_rudra, job_for_script, load_job, load_rudra
 from rudra_zmq.errors import EXIT_USAGE, Rejected, UsageError
@@ -104,15 +105,19 @@ def check(files: tuple[Path, ...], as_json: bool) -> int:
     \b
       rudra config check job.toml /etc/rudra/rudra.toml
     """
-    problems: list[str] = []
+    problems: list[str] = [] if files else check_rudra()
+    notes: list[str] = []
     for file in files:
-        problems += check_rudra(file) if file.name == "rudra.toml" or file.parent.name == "conf.d" else check_job(file)
-    if not files:
-        problems = check_rudra()
+        if file.name == "rudra.toml" or file.parent.name == "conf.d":
+            problems += check_rudra(file)
+        elif found := check_job(file):
+            problems += found
+        else:
+            notes += load_job(file).notes
     if as_json:
-        emit_json({"ok": not problems, "problems": problems})
+        emit_json({"ok": not problems, "problems": problems, "notes": notes})
     else:
-        for line in problems:
+        for line in (*problems, *(f"note: {line}" for line in notes)):
             say(line)
         if not problems:
             say("ok")
@@ -133,10 +138,10 @@ def show(cli: Cli, job: Path | None, origin: bool, as_json: bool) -> None:
     """
     if job is None:
         rows = load_rudra().rows()
-    elif job.suffix == ".toml":
-        rows = load_job(job).rows()
     else:
-        rows = job_for_script(str(job)).rows()
+        loaded = load_job(job) if job.suffix == ".toml" else job_for_script(str(job))
+        tell_notes(loaded)
+        rows = loaded.rows()
     if as_json:
         emit_json({"settings": [{"key": k, "value": v, "origin": o} for k, v, o in rows]})
         return

@@ -15,7 +15,7 @@ from rudra_zmq.cli.base import Cli, command, job_argument, json_option, quiet_op
 from rudra_zmq.cli.cluster import PrivateCluster
 from rudra_zmq.cli.follow import Follower, story
 from rudra_zmq.cli.job_commands import report
-from rudra_zmq.cli.jobs_given import TargetCommand, load_target, submission, target_arguments
+from rudra_zmq.cli.jobs_given import TargetCommand, load_target, submission, target_arguments, tell_notes
 from rudra_zmq.cli.output import drop_terminal, emit_json, note, say
 from rudra_zmq.cli.places import FinishedRun, Found, Head, down
 from rudra_zmq.config import LoadedJob
@@ -51,6 +51,7 @@ def run(
     job cleanly (drain, snapshot) and a second one at once; `rudra resume` goes on with it.
     """
     loaded = load_target(args, module, sets)
+    tell_notes(loaded)
     if dry_run:
         return print_job(loaded, as_json)
     return run_private(cli, loaded, submission(loaded), as_json, quiet)
@@ -59,8 +60,6 @@ def run(
 def run_private(cli: Cli, loaded: LoadedJob, message: Submit, as_json: bool, quiet: bool) -> int:
     """Submit to a private cluster of its own and follow to the end."""
     learners = loaded.job.learners
-    for line in loaded.notes:
-        note(line)
     with _signals(), PrivateCluster(cli.settings, slots=max(learners.count, learners.most)) as cluster:
         job = cluster.head.submit(message)
         cluster.submitted = True

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rudra_zmq.config.checks import conflicts, is_read, problems_of
+from rudra_zmq.config.checks import conflicts, notices_of, problems_of, unsaid
 from rudra_zmq.config.host import RudraToml
 from rudra_zmq.config.job import JobFile
 from rudra_zmq.config.layers import (
@@ -33,7 +33,7 @@ from rudra_zmq.config.layers import (
     places_in,
     read_text,
 )
-from rudra_zmq.config.schema import build, convert, flat
+from rudra_zmq.config.schema import build, convert, flat, leaves
 from rudra_zmq.config.write import toml_tables, toml_value
 from rudra_zmq.errors import ConfigError
 from rudra_zmq.paths import check_ipc_path
@@ -121,7 +121,7 @@ def job_for_script(
 
 def job_to_toml(job: JobFile, notes: Mapping[str, str] | None = None) -> str:
     """The whole effective file, which loads as an equal job. `notes` (origins, say) become comments."""
-    rule, kind = job.update.rule, job.update.schedule.kind
+    given = flat(job)
     unset = {
         "job.task_args",
         "run.script",
@@ -130,10 +130,11 @@ def job_to_toml(job: JobFile, notes: Mapping[str, str] | None = None) -> str:
         "run.env",
         "learners.minibatch",
         "learners.global_batch",
+        "update.rule",
     }
-    values = {
-        key: value for key, value in flat(job).items() if is_read(key, rule, kind) and not (key in unset and not value)
-    }  # fmt: skip
+    left_out = unsaid(given, job.update.rule, job.update.schedule.kind)
+    left_out |= {key for key in unset if not given.get(key, True)}
+    values = {key: value for key, value in given.items() if key not in left_out}
     return toml_tables(values, notes)
 
 
@@ -156,6 +157,8 @@ def _finish_job(
     values = _converted(JobFile, settings, problems)
     if problems:
         return None, problems
+    if folder is None:  # a file that was checked where it was written, perhaps by an earlier version
+        _drop_defaults(values, settings)
     notes, contested = _settle(values, settings, problems)
     _fill(values, name)
     if folder is not None:
@@ -164,7 +167,7 @@ def _finish_job(
     for key, message, fix in problems_of(job):
         if key not in contested:
             problems.append(ConfigError(message, where=_place(settings, key) or label, fix=fix))
-    return LoadedJob(job, _origins(job, settings), tuple(notes)), problems
+    return LoadedJob(job, _origins(job, settings), (*notes, *notices_of(job))), problems
 
 
 def _rule_and_kind(values: Mapping[str, Any]) -> tuple[str, str]:
@@ -176,28 +179,38 @@ def _rule_and_kind(values: Mapping[str, Any]) -> tuple[str, str]:
 def _settle(
     values: dict[str, Any], settings: dict[str, Setting], problems: list[ConfigError]
 ) -> tuple[list[str], set[str]]:
-    """Drop keys whose meaning a stronger layer took away; other conflicts are problems.
+    """Drop keys whose meaning a stronger layer took away; other conflicts are problems, or notes.
 
-    Returns a note for each key dropped, and the keys that there is a problem with.
+    Returns the notes, and the keys that there is a problem with.
     """
     notes: list[str] = []
-    rule, kind = _rule_and_kind(values)
-    found = list(conflicts(dict(values), rule, kind, values.get("learners.count", 4)))
+    found = list(conflicts(dict(values), *_rule_and_kind(values)))
     dropped: set[str] = set()
     for conflict in found:
         key, loser, winner = conflict.key, settings[conflict.key], settings.get(conflict.because)
-        if winner is not None and winner.level > loser.level:
+        if conflict.grave and winner is not None and winner.level > loser.level:
             notes.append(f"{key} = {toml_value(loser.value)} ({loser.place}) is left out: {winner.place}")
             dropped.add(key)
             del values[key]
     contested: dict[str, str] = {}
-    for key, because, message, fix in found:
-        if not {key, because} & dropped and message not in contested.values():
+    for key, because, message, fix, grave in found:
+        if {key, because} & dropped or message in contested.values():
+            continue
+        if not grave:
+            notes.append(f"{message} ({settings[key].place})")
+        else:
             contested[key] = message
             problems.append(ConfigError(message, where=settings[key].place, fix=fix))
     for key in dropped:
         del settings[key]
     return notes, set(contested)
+
+
+def _drop_defaults(values: dict[str, Any], settings: dict[str, Setting]) -> None:
+    """Leave out keys without a meaning that say the default: a file written in full has them."""
+    for key in unsaid(values, *_rule_and_kind(values)) & values.keys():
+        if settings[key].level == LEVEL_FILE and values[key] == leaves(JobFile)[key].default:
+            del values[key], settings[key]
 
 
 def _place(settings: Mapping[str, Setting], key: str) -> str:

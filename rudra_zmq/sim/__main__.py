@@ -68,7 +68,10 @@ def simulate(
     if bool(link) != bool(size):
         raise UsageError("a link needs a size of the model, and a size a link", where="--link", fix="give both or none")
     overrides = [*sets, *([f"learners.count={learners}"] if learners else [])]
-    file = (load_job(job, overrides) if job else job_from_toml(NO_FILE, name="simulation", sets=overrides)).job
+    loaded = load_job(job, overrides) if job else job_from_toml(NO_FILE, name="simulation", sets=overrides)
+    for line in loaded.notes:
+        click.echo(f"note: {line}", err=True)
+    file = loaded.job
     lam = file.learners.count
     data = enough_data(file, rounds)
     engine = Engine(

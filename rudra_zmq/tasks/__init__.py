@@ -105,9 +105,7 @@ def _make(factory: Any, args: Mapping[str, Any], spec: str) -> Any:
     return factory(**args)
 
 
-def _bad_arguments(
-    signature: inspect.Signature, args: Mapping[str, Any], spec: str, error: TypeError
-) -> ConfigError:
+def _bad_arguments(signature: inspect.Signature, args: Mapping[str, Any], spec: str, error: TypeError) -> ConfigError:
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     known = [name for name, parameter in signature.parameters.items() if parameter.kind in by_name]
     fix = f"it takes {', '.join(known)}" if known else "remove task_args"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,17 @@ def test_streams_that_are_closed_or_full() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("rudra: No space left on device") and "Fix:" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_has_no_effect_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "j.toml"
+    file.write_text('[job]\ntask = "a.b:c"\n[learners]\nmax = 9\n')
+    line = "note: learners.max = 9 lets that many take part"
+    assert main(["config", "check", str(file)]) == 0
+    assert capsys.readouterr().out.startswith(line)
+    assert main(["config", "check", "--json", str(file)]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"][0].startswith(line.removeprefix("note: "))
+    for command in (["run", "--dry-run"], ["submit", "--dry-run"], ["config", "show"]):
+        assert main([*command, str(file)]) == 0
+        out, err = capsys.readouterr()
+        assert out and err.startswith(line) and err.count("\n") == 1

@@ -142,9 +142,7 @@ def test_a_limit_that_the_split_does_not_have_is_refused(tmp_path: Path, limit: 
         ("images", np.zeros((5, 784)), "expected .n, 28, 28."),
     ],
 )
-def test_files_that_do_not_belong_together_are_refused(
-    tmp_path: Path, kind: str, array: np.ndarray, says: str
-) -> None:
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path, kind: str, array: np.ndarray, says: str) -> None:
     folder = tiny(tmp_path)
     (folder / data.FILES["train", kind].name).write_bytes(idx(array))
     with pytest.raises(ConfigError, match=says):
@@ -251,9 +249,7 @@ def test_a_file_that_is_not_the_published_one_is_refused(
 ) -> None:
     path = published / "t10k-labels-idx1-ubyte.gz"
     body = path.read_bytes()
-    path.write_bytes(
-        {"other bytes": gzip.compress(b"something else"), "cut": body[:-12], "no gzip": b"<html>"}[damage]
-    )
+    path.write_bytes({"other bytes": gzip.compress(b"something else"), "cut": body[:-12], "no gzip": b"<html>"}[damage])
     with pytest.raises(RudraError, match=r"could not get Fashion-MNIST .*Fix: sudo apt-get") as caught:
         data.fetch(mirrors=[mirror])
     assert caught.value.exit_status == 1

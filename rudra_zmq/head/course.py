@@ -82,8 +82,8 @@ class Course:
             if hosts is not None:
                 self._book.settle(job, hosts)
                 names = ", ".join(dict.fromkeys(hosts.values()))
-                count = f"{job.count} learners" if job.count > 1 else "1 learner"
-                self._book.event(job.id, "I", f"starts: {count} on {names}")
+                slots = f"{job.count} slots" if job.count > 1 else "1 slot"
+                self._book.event(job.id, "I", f"gets {slots} on {names}")
                 self._happens(job, "placed", now)
             elif job.reason != plan.reasons[job.id]:
                 self._book.set_state(job, "PENDING", plan.reasons[job.id])
@@ -327,8 +327,12 @@ def _drop(job: Job, what: str) -> None:
 
 
 def _last_line(job: Job, state: str, reason: str) -> str:
+    """How it ended; a reason that its story has just told is not told again."""
     p = job.progress
-    if state != "DONE" or p is None:
-        return f"{state}: {reason}" if reason else state
+    news = "" if reason == job.told else reason
+    if state != "DONE" and (news or p is None):
+        return f"{state}: {news}" if news else state
+    if p is None:
+        return state
     accuracy = "" if p.accuracy is None else f", test accuracy {100 * p.accuracy:.2f} %"
-    return f"DONE: {p.samples:,} samples in {p.updates:,} updates and {p.seconds:.1f} s{accuracy}"
+    return f"{state}: {p.samples:,} samples in {p.updates:,} updates and {p.seconds:.1f} s{accuracy}"

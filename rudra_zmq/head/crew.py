@@ -154,30 +154,30 @@ class Crew:
         learner.next = max(learner.next, message.incarnation + 1)
         if message.tail and message.kind != "ok":
             self._keep_tail(job, learner, message.tail)
-        self._settle(job, learner, message)
+        gone = self._settle(job, learner, message)
         if message.kind in ("error", "spawn") and not (job.ending and job.ending[0] != "DONE"):
             self._fail(job, f"{called(learner.rank)} failed: {message.text or f'status {message.status}'}", now)
         elif message.kind in ("signal", "oom"):
             self._loss_event(job, learner, message)
+        # After the stop of a job that failed: its node does not tell once more what made it fail.
+        self._tell_gone(job, learner, gone, message.respawn, message.text)
         if job.done and message.respawn and message.kind != "ok":
             # The job is trained: nobody is to come back.
             self._fleet.tell(host, StopLearners(job=job.id, ranks=[learner.rank], grace=0.0))
             learner.state = "left"
         self._changed(job)
 
-    def _settle(self, job: Job, learner: Learner, message: LearnerExit) -> None:
-        """The rank's new state, and word of it to the node."""
+    def _settle(self, job: Job, learner: Learner, message: LearnerExit) -> str:
+        """The rank's new state; what the node is to be told."""
         fenced = (learner.rank, message.incarnation) in job.fences
         if message.kind == "ok":
             learner.state = "wanted" if message.respawn else "left"
-            kind = "bye"
-        elif message.kind in ("signal", "oom"):
+            return "bye"
+        if message.kind in ("signal", "oom"):
             learner.state = "backoff" if message.respawn else "lost"
-            kind = "fenced" if fenced else "lost"
-        else:
-            learner.state = "lost"
-            kind = "lost"
-        self._tell_gone(job, learner, kind, message.respawn, message.text)
+            return "fenced" if fenced else "lost"
+        learner.state = "lost"
+        return "lost"
 
     def _tell_gone(self, job: Job, learner: Learner, kind: str, respawn: bool, text: str) -> None:
         if job.peer is None or job.done:

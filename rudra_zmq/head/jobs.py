@@ -78,6 +78,7 @@ class Job:
     suspended: bool = False  # psd stops, and will take the job up again
     fences: set[tuple[int, int]] = field(default_factory=set)
     exits: set[tuple[int, int]] = field(default_factory=set)
+    told: str = ""  # the last error of its story
 
     @property
     def count(self) -> int:
@@ -173,6 +174,8 @@ class Book:
     def event(self, job: str, level: str, text: str) -> None:
         """A line of the story; also in the daemon's log."""
         text = " ".join(text.split())[:4000]
+        if level == "E" and (live := self.live.get(job)) is not None:
+            live.told = text
         write = {"I": logger.info, "W": logger.warning}.get(level, logger.error)
         write("job", job=job, text=text)
         with self._logged(job):

@@ -45,6 +45,7 @@ class Lead:
         self._last_tick = work.clock()
         self._was = ""
         self._ended: set[int] = set()  # ranks whose process is gone and will not be started again
+        self._failed: dict[tuple[int, int], str] = {}  # (rank, incarnation) that said why it fails, and may still run
 
     def _written(self, _: object) -> None:
         self.ending.advance()
@@ -200,8 +201,8 @@ class Lead:
             self._accuracy(accuracy)
 
     def _bye(self, session: Session, message: wire.Bye) -> None:
-        if message.reason == "failed":
-            self.work.event("E", f"rank {session.rank} failed: {message.text}")
+        if message.reason == "failed":  # told once its process has ended: by the head where it ended badly
+            self._failed[session.rank, session.incarnation] = message.text
         self.end(session, "lost" if message.reason == "failed" else "bye", "")
 
     # --------------------------------------------------------------------------------------- membership
@@ -255,11 +256,11 @@ class Lead:
             self.testing.gone(for_good=not message.respawn and message.kind != "bye")
             return
         session = self.work.sessions.session(message.rank, message.incarnation)
+        failed = self._failed.pop((message.rank, message.incarnation), None)
+        if failed is not None and message.kind == "bye" and not self.ending.over:
+            self.work.event("E", f"learner {message.rank} failed, and its process ended well: {failed}")
         if session is not None:
-            again = ", is started again" if message.respawn else ""
-            if message.kind != "bye" and not message.respawn:
-                again = ", is not started again"
-            self.end(session, message.kind, (message.text or f"its process is gone ({message.kind})") + again)
+            self.end(session, message.kind, _farewell(message))
         if not message.respawn:
             self._ended_for_good(message)
 
@@ -325,3 +326,13 @@ class Lead:
             rate = (session.samples - session.rated) / elapsed
             session.rate += weight * (rate - session.rate)
             session.rated = session.samples
+
+
+def _farewell(message: control.LearnerGone) -> str:
+    """What the story says of a process that is gone; "" where the head has said it (a kill on purpose)."""
+    if message.kind == "fenced" and message.respawn:
+        return ""
+    what = message.text or f"its process is gone ({message.kind})"
+    if message.respawn:
+        return f"{what}, is started again"
+    return what if message.kind == "bye" else f"{what}, is not started again"

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rudra_zmq import log
 from rudra_zmq.node.sessions import TORPID_PINGS, Session
 from rudra_zmq.node.work import Work
 from rudra_zmq.wire.messages.control import NodeFence
+
+_log = log.get("node")
 
 
 class Watch:
@@ -46,7 +49,7 @@ class Watch:
             return
         session.fenced_at = self._work.clock()
         session.fenced_hard = hard
-        self._work.event("W", f"rank {session.rank} is to be killed: {reason}")
+        _log.warning("asks for a kill", rank=session.rank, incarnation=session.incarnation, reason=reason)
         self._work.head.notify(
             NodeFence(job=self._work.spec.job, rank=session.rank, incarnation=session.incarnation, reason=reason)
         )

@@ -134,6 +134,8 @@ def test_who_comes_again_once_the_job_is_trained_is_sent_home(world: World) -> N
 def test_a_learner_that_raises_fails_the_job_within_ten_seconds(world: World, kind: str) -> None:
     job = world.running(2)
     world.exit(job, 1, kind, text="ValueError: boom", tail="Traceback...\nValueError: boom\n")
+    to_node = [type(e.message) for e in world.effects if isinstance(e, Send) and e.peer == b"node" and not e.reply]
+    assert to_node == [c.NodeStop, c.LearnerGone]  # in this order the node does not tell it too
     (stop,) = world.sent(c.NodeStop, b"node")
     assert (stop.now, stop.state, stop.reason) == (True, "FAILED", "learner 1 failed: ValueError: boom")
     assert [m.ranks for m in world.sent(c.StopLearners, b"a")] == [[]]
@@ -147,7 +149,9 @@ def test_a_learner_that_raises_fails_the_job_within_ten_seconds(world: World, ki
     row = world.job(job)
     assert (row.state, row.reason) == ("FAILED", "learner 1 failed: ValueError: boom")
     assert world.now == began
-    assert "E FAILED: learner 1 failed: ValueError: boom" in world.story(job)
+    story = world.story(job)
+    assert story.count("ValueError: boom") == 1 and "E learner 1 failed: ValueError: boom" in story
+    assert "E FAILED: 0 samples in 9 updates and 0.0 s" in story.splitlines()[-1]
 
 
 def test_a_failed_job_that_nobody_helps_to_end_is_over_within_ten_seconds(world: World) -> None:
@@ -250,6 +254,7 @@ def test_a_fenced_learner_is_killed_and_the_node_hears_of_it(world: World) -> No
     world.exit(job, 1, "signal", respawn=True)
     (gone,) = world.sent(c.LearnerGone)
     assert gone.kind == "fenced"
+    assert world.story(job).count("no step for 600 s") == 1
 
 
 @pytest.mark.parametrize("incarnation", [1, 3])

@@ -178,3 +178,22 @@ def test_a_socket_that_is_gone_is_no_death(stage_of: StageOf) -> None:
     again.say(d.Data(samples=32, minibatch=0))
     assert again.hear().leases == held
     assert stage.lead.work.sync is not None and stage.lead.work.sync.lam == 2
+
+
+def test_a_kill_and_a_failure_are_told_by_the_head_alone(stage_of: StageOf) -> None:
+    stage = stage_of(protocol="async", sync="n = 2")
+    alive, _ = stage.crew(2)
+    stage.pass_time(11.0, alive=[alive])
+    assert stage.all(c.NodeFence) and stage.events("kill") == []
+    _gone(stage, 1, "fenced")
+    assert stage.events("learner 1") == stage.events("rank 1 (") == []
+    alive.say(d.Bye(reason="failed", text="ValueError: boom"))
+    assert stage.events("boom") == []
+
+
+def test_a_script_that_fails_and_ends_well_is_told(stage_of: StageOf) -> None:
+    stage = stage_of(protocol="async", sync="n = 2")
+    _, failing = stage.crew(2)
+    failing.say(d.Bye(reason="failed", text="ValueError: boom"))
+    stage.lead.command(c.LearnerGone(rank=1, incarnation=1, kind="bye", respawn=False))
+    assert stage.events("boom") == ["learner 1 failed, and its process ended well: ValueError: boom"]

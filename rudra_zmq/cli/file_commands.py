@@ -88,8 +88,8 @@ def _remove(found: list[Found], yes: bool) -> None:
             note("nothing is removed")
             return
     for f in found:
-        f.place.remove(f.row.job)
-        say(f"removed {f.row.job} {f.row.name}")
+        stays = f.place.remove(f.row.job)
+        say(f"removed {f.row.job} {f.row.name}" + (f"; {stays}" if stays else ""))
 
 
 @command("df")

@@ -48,7 +48,10 @@ class Place(Protocol):
     def files(self, job: str) -> list[tuple[str, int]]: ...
     def read(self, job: str, path: str, offset: int, limit: int) -> c.FileData: ...
     def usage(self) -> list[tuple[str, str, int]]: ...
-    def remove(self, job: str) -> str: ...
+    def remove(self, job: str) -> str:
+        """Says what stays, if anything does."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -178,7 +181,7 @@ class FinishedRun:
         except OSError as error:
             text = f"the folder of job {job} stays: {error.strerror}"
             raise RudraError(text, where=str(self.folder), fix="look at its owner and permissions") from None
-        return f"removed {self.folder}"
+        return ""
 
     def _settled(self, row: c.JobRow) -> c.JobRow:
         """Nothing runs in a folder without a cluster: a job that had no end was LOST (R16)."""

@@ -204,6 +204,8 @@ class Learnerd(Daemon):
             self._learners.kill(message)
         elif isinstance(message, c.NodeMoved):
             self._learners.moved(message)
+        elif isinstance(message, c.RemoveJob):
+            self._learners.remove(message.job)
         elif isinstance(message, c.ReadFile):
             folder = paths.job_folder(self.options.state, message.job).root
             return files.read_file(folder, message.path, message.offset, message.limit)

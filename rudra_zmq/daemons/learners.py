@@ -24,6 +24,7 @@ from rudra_zmq.daemons.environment import learner_environment
 from rudra_zmq.daemons.output import OutputFile, last_words
 from rudra_zmq.daemons.spawn import Child, Supervisor
 from rudra_zmq.errors import ConfigError, RudraError
+from rudra_zmq.head.files import remove_folder
 from rudra_zmq.head.ranks import EVALUATOR, file_stem
 from rudra_zmq.net.loop import Loop, Timer
 from rudra_zmq.wire.messages.control import (
@@ -167,6 +168,14 @@ class Learners:
             worker = work.workers.get(rank)
             if worker is not None:
                 self._end(work, worker, "stop", order.grace)
+
+    def remove(self, job: str) -> None:
+        """The job is no more: what this host keeps of it goes, unless something of it still runs here."""
+        if job not in self._work:
+            try:
+                remove_folder(paths.job_folder(self._state, job).root)
+            except OSError as error:
+                logger.warning("a removed job's folder stays", job=job, error=str(error))
 
     def kill(self, order: KillLearner) -> None:
         """Fence: KILL, at once; then it starts again as after any loss."""

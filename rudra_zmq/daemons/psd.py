@@ -18,7 +18,7 @@ from pathlib import Path
 from rudra_zmq import __version__, log, paths
 from rudra_zmq.daemons.base import Daemon, Options, already, boot_id, is_alive, launch, parser, write_json
 from rudra_zmq.daemons.environment import node_environment
-from rudra_zmq.daemons.output import last_words
+from rudra_zmq.daemons.output import OutputFile, last_words
 from rudra_zmq.daemons.spawn import Child
 from rudra_zmq.errors import AlreadyRunning
 from rudra_zmq.head.coordinator import Coordinator
@@ -165,16 +165,20 @@ class Psd(Daemon):
             "bind": {**self._places(job), "previous": previous},
         }
         folder = paths.job_folder(self.options.state, job)
+        output: OutputFile | None = None
         try:
+            output = OutputFile(folder.log("node"))
             child = self.supervisor.spawn(
                 [sys.executable, "-m", "rudra_zmq.node"],
                 env=node_environment(),
                 cwd=str(folder.root),
                 stdin=json.dumps(spec).encode(),
-                log=folder.log("node"),
+                output=output,
                 on_exit=lambda child: self._node_exited(job, child),
             )
         except OSError as error:
+            if output is not None:
+                output.close()
             text = f"it cannot be started: {error.strerror}"
             self.loop.after(0.0, lambda: self._tell_exit(job, 1, text))
             return

@@ -379,8 +379,13 @@ class Coordinator:
         except OSError as error:
             reason = error.strerror or "it cannot be removed"
             raise RudraError(f"the job's folder stays: {reason}", where=row.folder) from None
+        names = set(self._registry.stored(row.job).hosts.values())
         self._book.remove(row.job)
-        return c.Ok(text=f"removed job {row.job}")
+        hosts = {name: self._fleet.registered(name) for name in sorted(names)}
+        for host in filter(None, hosts.values()):  # a learnerd may keep its learners' logs in a folder of its own
+            self._fleet.tell(host, c.RemoveJob(job=row.job))
+        away = ", ".join(name for name, host in hosts.items() if host is None)
+        return c.Ok(text=f"what {away} keeps of it stays, its learnerd is away" if away else "")
 
     # ---------------------------------------------------------------------------------------- hosts
 

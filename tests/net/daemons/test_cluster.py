@@ -124,6 +124,18 @@ def test_a_node_that_is_killed_comes_back_and_learners_stay(cluster: Cluster) ->
     assert cluster.row().generation == 2
 
 
+def test_the_log_of_a_node_is_capped(cluster: Cluster) -> None:
+    cluster.submit(SLEEP)
+    cluster.up()
+    log = cluster.place.state / "jobs" / cluster.job / "logs" / "node.log"
+    with open(log, "ab") as file:
+        file.write(b"x" * (5 << 20))
+    os.kill(cluster.node(), signal.SIGKILL)
+    cluster.said("generation 2) serves")
+    until(lambda: log.stat().st_size < 3 << 20, "the cut")
+    assert b" bytes of output cut here]" in log.read_bytes()
+
+
 def test_a_killed_learner_is_the_next_incarnation(cluster: Cluster) -> None:
     cluster.submit(SLEEP)
     victim = cluster.up()[0]

@@ -205,6 +205,18 @@ def test_a_drain_leaves_well_and_will_come_back(host: Host) -> None:
         host.start("")
 
 
+def test_a_removed_job_leaves_nothing_on_its_host(host: Host) -> None:
+    host.start("time.sleep(60)\n")
+    folder = host.state / "jobs" / JOB
+    host.learners.remove(JOB)
+    assert folder.exists()  # something of it runs
+    host.learners.stop(c.StopLearners(job=JOB, grace=0.0))
+    host.until(lambda: host.exits)
+    host.learners.remove(JOB)
+    assert not folder.exists()
+    host.learners.remove(JOB)  # told twice, or never here
+
+
 def test_a_fence_kills_that_incarnation_alone(host: Host) -> None:
     host.start("time.sleep(60)\n")
     host.learners.kill(c.KillLearner(job=JOB, rank=0, incarnation=2, reason="another"))

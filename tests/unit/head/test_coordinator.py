@@ -267,6 +267,17 @@ def test_lists_are_merged_over_hosts(world: World) -> None:
 # ------------------------------------------------------------------------------------------ remove
 
 
+def test_a_host_that_is_away_is_named_when_its_job_is_removed(world: World) -> None:
+    job = world.running(1)
+    world.cli(c.StopJob(job=job, now=True))
+    for rank in (0, 65535):
+        world.exit(job, rank, "ok")
+    world.node_exit(job)
+    world.effects += world.head.gone(b"a", world.now)
+    reply = world.cli(c.RemoveJob(job=job))
+    assert isinstance(reply, c.Ok) and reply.text == "what a keeps of it stays, its learnerd is away"
+
+
 def test_only_what_has_ended_is_removed_and_then_whole(world: World) -> None:
     job = world.running(1)
     error(world.cli(c.RemoveJob(job=job)), "rejected")
@@ -278,7 +289,10 @@ def test_only_what_has_ended_is_removed_and_then_whole(world: World) -> None:
     assert world.state_of(job) == "STOPPED"
     reply = world.cli(c.DiskUse())
     assert isinstance(reply, c.DiskUsed) and {row[0] for row in reply.rows} == {job}
-    assert isinstance(world.cli(c.RemoveJob(job=job)), c.Ok)
+    world.take()
+    reply = world.cli(c.RemoveJob(job=job))
+    assert isinstance(reply, c.Ok) and reply.text == ""
+    assert [m.job for m in world.sent(c.RemoveJob, b"a")] == [job]  # its host may have logs in a folder of its own
     assert not (world.state / "jobs" / job).exists()
     error(world.cli(c.GetJob(job=job)), "not-found")
 

@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "wait": ("job_commands", "Wait until jobs have ended."),
     "jobs": ("job_commands", "List jobs, newest first."),
     "status": ("job_commands", "Show one job on one screen."),
-    "show": ("job_commands", "Show a job's effective file, where each key came from, and its files."),
+    "show": ("job_commands", "Show a job's effective file with origins, its code's hash, versions and files."),
     "logs": ("logs", "Show or follow what a job's learners wrote."),
     "stop": ("job_commands", "Stop a job: drain and snapshot, or at once."),
     "resume": ("run", "Go on with a job from its newest snapshot."),

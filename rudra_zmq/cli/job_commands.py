@@ -257,7 +257,7 @@ def _show_status(found: Found, as_json: bool, clear: bool) -> JobRow:
 @json_option
 @click.pass_obj
 def show(cli: Cli, job: str, as_json: bool) -> None:
-    """Show a job's effective file, where each key came from, its code's hash and its files.
+    """Show a job's effective file, where each key came from, its code's hash, what it ran under and its files.
 
     \b
       rudra show 7f3a01
@@ -266,6 +266,7 @@ def show(cli: Cli, job: str, as_json: bool) -> None:
         found = places.find(job)
         reply = found.place.get(found.row.job)
         files = found.place.files(found.row.job)
+    versions = reply.row.progress.versions if reply.row.progress is not None else {}
     if as_json:
         row = reply.row
         emit_json(
@@ -277,6 +278,7 @@ def show(cli: Cli, job: str, as_json: bool) -> None:
                 "toml": reply.toml,
                 "origins": reply.origins,
                 "code_hash": reply.code_hash,
+                "versions": versions,
                 "folder": row.folder,
                 "files": [{"path": path, "bytes": count} for path, count in files],
             }
@@ -286,6 +288,8 @@ def show(cli: Cli, job: str, as_json: bool) -> None:
         f"# job {reply.row.job} {reply.row.name}: {reply.row.state}"
         + (f", code {reply.code_hash}" * bool(reply.code_hash))
     )
+    if versions:
+        say("# under " + ", ".join(f"{name} {version}" for name, version in versions.items()))
     from rudra_zmq.config import job_to_toml
 
     loaded = job_from_toml(reply.toml, name=reply.row.name)

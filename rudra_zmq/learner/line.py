@@ -7,6 +7,8 @@ has to say, beyond that it is said again on every new connection.
 from __future__ import annotations
 
 import os
+import platform
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from rudra_zmq.learner.spec import LearnerSpec, read_node_file
 from rudra_zmq.net.addresses import parse, unreachable
 from rudra_zmq.net.retry import Backoff
 from rudra_zmq.net.sockets import Context
-from rudra_zmq.wire.codec import error_of
+from rudra_zmq.wire.codec import clip, error_of
 from rudra_zmq.wire.messages.data import Hello, Message, Refused, Welcome
 
 GIVE_UP_S = 60.0
@@ -47,8 +49,17 @@ def hello_of(spec: LearnerSpec, role: Literal["learner", "pulse", "evaluator"]) 
         incarnation=spec.incarnation,
         host=spec.host,
         pid=os.getpid(),
-        versions={"rudra_zmq": __version__},
+        versions=versions(),
     )
+
+
+def versions() -> dict[str, str]:
+    """Of what a gradient depends on, as far as this process has loaded it: for people."""
+    found = {"rudra": __version__, "python": platform.python_version()}
+    for name in ("torch", "numpy"):
+        if (module := sys.modules.get(name)) is not None:
+            found[name] = clip(str(getattr(module, "__version__", "?")), 64)
+    return found
 
 
 class Line:

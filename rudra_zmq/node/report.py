@@ -82,6 +82,7 @@ class Report:
             parameters=0 if work.model is None else work.model.layout.P,
             weights=self._ending.weights,
             limited_by=self.limited_by(),
+            versions=work.sessions.versions(),
             **fields,  # type: ignore[arg-type]
         )
 

@@ -9,14 +9,17 @@ One data connection and one pulse per rank, and one evaluator: a thousand connec
 from __future__ import annotations
 
 import hmac
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
 from rudra_zmq.core.events import Clock
 from rudra_zmq.errors import NotRunning, RefusedBySecurity, Rejected, RudraError
+from rudra_zmq.wire.codec import clip
 from rudra_zmq.wire.messages.data import Hello
 
 TORPID_PINGS = 3
+MOST_VERSIONS = 16
 
 
 class Turned(Exception):
@@ -102,6 +105,7 @@ class Sessions:
         self._places: dict[tuple[str, int], Connection] = {}
         self._sessions: dict[int, Session] = {}
         self._over: dict[int, int] = {}  # rank: highest incarnation that ended
+        self._versions: dict[str, dict[str, str]] = {}  # who: what its newest process says that it runs
 
     # ------------------------------------------------------------------------------------------ look-up
 
@@ -148,6 +152,19 @@ class Sessions:
         """Count something that was not taken."""
         self.drops[reason] += 1
 
+    def versions(self) -> dict[str, str]:
+        """What all run, by name; where they differ, each value with who has it."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for who, versions in self._versions.items():
+            for name, value in versions.items():
+                found.setdefault(name, {}).setdefault(value, []).append(who)
+        return {
+            name: next(iter(values))
+            if len(values) == 1
+            else clip("; ".join(f"{value} ({', '.join(who)})" for value, who in values.items()), 200)
+            for name, values in itertools.islice(found.items(), MOST_VERSIONS)
+        }
+
     # -------------------------------------------------------------------------------------------- hello
 
     def hello(self, peer: bytes, hello: Hello, now: float) -> tuple[Connection, Session | None]:
@@ -163,6 +180,9 @@ class Sessions:
             self._connections.pop(old.peer, None)
         connection = Connection(peer, hello.role, hello.rank, hello.incarnation, hello.pid)
         self._connections[peer] = self._places[place] = connection
+        if hello.versions and hello.role != "pulse":
+            who = "evaluator" if hello.role == "evaluator" else f"learner {hello.rank}"
+            self._versions[who] = dict(itertools.islice(hello.versions.items(), MOST_VERSIONS))
         if hello.role != "learner":
             return connection, None
         session = self._sessions.get(hello.rank)

@@ -112,6 +112,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     parameters: Count = 0
     weights: Text = ""  # path on the lead's host, once written
     limited_by: Text = ""
+    versions: Names = {}
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,6 +36,29 @@ def test_who_is_turned_away(sessions: Sessions, hello: Hello, reason: str, code:
     assert sessions.connection(b"x") is None and not sessions.all
 
 
+def test_versions_are_told_once_and_with_their_owners_where_they_differ(sessions: Sessions) -> None:
+    old, new = {"python": "3.11.2", "torch": "2.12.0"}, {"python": "3.11.2", "torch": "2.13.0"}
+    sessions.hello(b"a", _hello(versions=old), 0.0)
+    sessions.hello(b"p", _hello("pulse", versions={"python": "?"}), 0.0)
+    assert sessions.versions() == old
+    sessions.hello(b"b", _hello(rank=1, versions=new), 0.0)
+    sessions.hello(b"e", _hello("evaluator", versions=new), 0.0)
+    assert sessions.versions() == {
+        "python": "3.11.2",
+        "torch": "2.12.0 (learner 0); 2.13.0 (learner 1, evaluator)",
+    }
+    sessions.hello(b"c", _hello(incarnation=2, versions=new), 0.0)
+    assert sessions.versions() == new
+
+
+def test_versions_are_bounded(sessions: Sessions) -> None:
+    many = {f"v{i}": "x" * 256 for i in range(256)}
+    for rank in range(4):
+        sessions.hello(b"%d" % rank, _hello(rank=rank, versions={k: f"{v[:250]}{rank}" for k, v in many.items()}), 0.0)
+    found = sessions.versions()
+    assert len(found) == 16 and all(len(value) <= 256 for value in found.values())
+
+
 def test_the_same_process_may_come_back_on_another_socket(sessions: Sessions) -> None:
     _, first = sessions.hello(b"a", _hello(), 0.0)
     assert first is not None

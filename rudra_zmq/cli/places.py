@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import stat
 import time
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
@@ -128,24 +126,15 @@ class FinishedRun:
 
     @contextmanager
     def _registry(self) -> Iterator[Registry]:
+        # Where SQLite may not put files of its own beside it, it is told that nobody writes.
+        alone = not os.access(self.folder, os.W_OK)
+        registry = Registry.open_readonly(paths.registry_file(self.folder), self._fix(), alone=alone)
         try:
-            registry = self._opened()
-            try:
-                yield registry
-            finally:
-                registry.close()
-        except RudraError as error:
-            raise error if error.fix else RudraError(error.message, where=error.where, fix=self._fix()) from None
-        except (sqlite3.Error, ValueError) as error:
+            yield registry
+        except ValueError as error:  # of values: SQLite holds nothing against its types
             raise RudraError(f"the registry cannot be read: {error}", where=str(self.folder), fix=self._fix()) from None
-
-    def _opened(self) -> Registry:
-        path = paths.registry_file(self.folder)
-        if os.access(self.folder, os.W_OK) or not path.is_file():
-            return Registry.open_readonly(path)
-        # SQLite would put files of its own beside it, and may not.
-        db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
-        return Registry(path, db)
+        finally:
+            registry.close()
 
     def _fix(self) -> str:
         return f"use the rudra that wrote it if that is newer; else `rm -r {self.folder}`"

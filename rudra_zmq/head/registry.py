@@ -72,6 +72,7 @@ CREATE TABLE hosts (
 );
 """
 
+_MEND = "check the folder's owner and space; a torn file: stop psd and move it away (the jobs' folders stay)"
 _SET = frozenset({"state", "reason", "started", "ended", "generation", "incarnation"})
 
 
@@ -92,11 +93,15 @@ class StoredJob:
 
 
 class Registry:
-    """Open with ``open`` (the head) or ``open_readonly``; close it."""
+    """Open with ``open`` (the head) or ``open_readonly``; close it.
 
-    def __init__(self, path: Path, db: sqlite3.Connection) -> None:
+    Reading raises RudraError, one line with ``fix``, where the file is torn or foreign.
+    """
+
+    def __init__(self, path: Path, db: sqlite3.Connection, fix: str) -> None:
         self.path = path
         self._db = db
+        self._fix = fix
 
     @classmethod
     def open(cls, path: Path) -> Registry:
@@ -113,36 +118,55 @@ class Registry:
             raise RudraError(
                 f"the registry cannot be opened: {error}",
                 where=str(path),
-                fix="check the folder's owner and space",
+                fix=_MEND,
             ) from None
-        return cls(path, db)
+        return cls(path, db, _MEND)
 
     @staticmethod
     def _migrate(path: Path, db: sqlite3.Connection) -> None:
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise RudraError(
-                f"the registry was written by a newer version (schema {version}, not {SCHEMA_VERSION})",
-                where=str(path),
-                fix="use the newer rudra, or another state folder",
-            )
-        if version == 0:
+        if _schema_of(path, db) == 0:
             db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
 
     @classmethod
-    def open_readonly(cls, path: Path) -> Registry:
-        """A reader's, beside a writer or without one. NotFound where there is no registry."""
+    def open_readonly(cls, path: Path, fix: str = _MEND, *, alone: bool = False) -> Registry:
+        """A reader's, beside a writer or (``alone``: the folder need not be writable) without one.
+
+        NotFound where there is no registry, RudraError where it is newer, torn or none.
+        """
         if not path.is_file():
             raise NotFound(f"there is no registry {path}", fix="`rudra jobs` lists what there is")
+        mode = "mode=ro&immutable=1" if alone else "mode=ro"
+        db = None
         try:
-            db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, timeout=5.0)
+            db = sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, isolation_level=None, timeout=5.0)
+            _schema_of(path, db)
             db.execute("SELECT 1 FROM jobs LIMIT 1")
-        except sqlite3.Error as error:
-            raise RudraError(f"the registry cannot be read: {error}", where=str(path)) from None
-        return cls(path, db)
+        except (sqlite3.Error, RudraError) as error:
+            if db is not None:
+                db.close()
+            if isinstance(error, RudraError):
+                raise
+            raise RudraError(f"the registry cannot be read: {error}", where=str(path), fix=fix) from None
+        return cls(path, db, fix)
 
     def close(self) -> None:
         self._db.close()
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from None
+
+    def _table(self, text: str) -> dict[str, Any]:
+        """A JSON object that a column holds."""
+        try:
+            return dict(json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> RudraError:
+        return RudraError(f"the registry cannot be read: {error}", where=str(self.path), fix=self._fix)
 
     # ---------------------------------------------------------------------------------------- writing
 
@@ -177,9 +201,8 @@ class Registry:
         now: float,
     ) -> tuple[str, bool]:
         """The id of the job of this request, and whether it is new (else it was answered before)."""
-        known = self._db.execute("SELECT id FROM jobs WHERE request = ?", (request,)).fetchone()
-        if known is not None:
-            return str(known[0]), False
+        if known := self._rows("SELECT id FROM jobs WHERE request = ?", (request,)):
+            return str(known[0][0]), False
         with self._durable():
             job = self._fresh_id()
             self._db.execute(
@@ -262,51 +285,50 @@ class Registry:
 
     def jobs(self) -> list[JobRow]:
         """All jobs, newest first."""
-        rows = self._db.execute(f"SELECT {self._ROW} FROM jobs ORDER BY n DESC")  # noqa: S608
-        return [self._row(row) for row in rows]
+        return [self._row(row) for row in self._rows(f"SELECT {self._ROW} FROM jobs ORDER BY n DESC")]  # noqa: S608
 
     def find(self, job: str) -> str:
         """The id of: an id, the newest job of a name, or ("") the newest of all. NotFound."""
         if not job:
-            found = self._db.execute("SELECT id FROM jobs ORDER BY n DESC LIMIT 1").fetchone()
+            found = self._rows("SELECT id FROM jobs ORDER BY n DESC LIMIT 1")
         else:
-            found = self._db.execute(
+            found = self._rows(
                 "SELECT id FROM jobs WHERE id = ?1 OR name = ?1 ORDER BY id = ?1 DESC, n DESC LIMIT 1", (job,)
-            ).fetchone()
-        if found is None:
+            )
+        if not found:
             raise NotFound(f"there is no job {job}" if job else "there are no jobs", fix="`rudra jobs` lists them")
-        return str(found[0])
+        return str(found[0][0])
 
     def get(self, job: str) -> JobReply:
         """A job as ``find`` finds it, with its file. NotFound."""
-        row = self._db.execute(
+        ((*head, toml, origins, code_hash),) = self._rows(
             f"SELECT {self._ROW}, toml, origins, code_hash FROM jobs WHERE id = ?",  # noqa: S608
             (self.find(job),),
-        ).fetchone()
-        *head, toml, origins, code_hash = row
-        return JobReply(row=self._row(head), toml=toml, origins=json.loads(origins), code_hash=code_hash)
+        )
+        return JobReply(row=self._row(head), toml=toml, origins=self._table(origins), code_hash=code_hash)
 
     def stored(self, job: str) -> StoredJob:
         """What starts the job (again), by id. NotFound."""
-        row = self._db.execute(
+        rows = self._rows(
             "SELECT id, name, state, reason, toml, cwd, token, generation, incarnation, hosts FROM jobs WHERE id = ?",
             (job,),
-        ).fetchone()
-        if row is None:
+        )
+        if not rows:
             raise NotFound(f"there is no job {job}", fix="`rudra jobs` lists them")
+        row = rows[0]
         names = ("id", "name", "state", "reason", "toml", "cwd", "token", "generation", "incarnation")
-        hosts = {int(rank): host for rank, host in json.loads(row[-1]).items()}
+        hosts = {int(rank): host for rank, host in self._table(row[-1]).items()}
         return StoredJob(**dict(zip(names, row, strict=False)), hosts=hosts)
 
     def unfinished(self, ended: Sequence[str]) -> list[StoredJob]:
         """Jobs whose state is none of ``ended``, oldest first."""
         marks = ", ".join("?" * len(ended))
-        ids = self._db.execute(f"SELECT id FROM jobs WHERE state NOT IN ({marks}) ORDER BY n", tuple(ended))  # noqa: S608
-        return [self.stored(row[0]) for row in ids.fetchall()]
+        ids = self._rows(f"SELECT id FROM jobs WHERE state NOT IN ({marks}) ORDER BY n", tuple(ended))  # noqa: S608
+        return [self.stored(row[0]) for row in ids]
 
     def events(self, job: str, after: int, limit: int = EVENTS_PER_READ) -> list[EventRow]:
         """Lines of the story of a job (by id) after ``after``, at most ``limit`` and what fits a message."""
-        rows = self._db.execute(
+        rows = self._rows(
             "SELECT seq, time, level, text FROM events WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?",
             (job, after, limit),
         )
@@ -322,14 +344,26 @@ class Registry:
     def hosts(self, now: float | None = None) -> list[HostRow]:
         """Learnerds seen in the last seven days; ``free`` is 0, the coordinator knows better."""
         since = (time.time() if now is None else now) - FORGET_HOST_S
-        rows = self._db.execute(
+        rows = self._rows(
             "SELECT name, slots, pid, versions, last_seen FROM hosts WHERE last_seen >= ? ORDER BY name",
             (since,),
         )
         return [
-            HostRow(name=name, slots=slots, free=0, pid=pid, last_seen=seen, versions=json.loads(versions))
+            HostRow(name=name, slots=slots, free=0, pid=pid, last_seen=seen, versions=self._table(versions))
             for name, slots, pid, versions, seen in rows
         ]
+
+
+def _schema_of(path: Path, db: sqlite3.Connection) -> int:
+    """The version that wrote the file, 0 where nobody did. RudraError for one that comes after ours."""
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        raise RudraError(
+            f"the registry was written by a newer version (schema {version}, not {SCHEMA_VERSION})",
+            where=str(path),
+            fix="use the newer rudra, or another state folder (RUDRA_PATHS_STATE)",
+        )
+    return version
 
 
 def _progress(blob: bytes | None) -> Progress | None:

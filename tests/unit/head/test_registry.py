@@ -127,14 +127,50 @@ def test_a_newer_schema_and_a_file_that_is_none_are_refused(tmp_path: Path) -> N
     with sqlite3.connect(newer) as db:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     db.close()
-    with pytest.raises(RudraError, match="newer version"):
-        Registry.open(newer)
+    for door in (Registry.open, Registry.open_readonly):
+        with pytest.raises(RudraError, match="newer version") as caught:
+            door(newer)
+        assert caught.value.fix.startswith("use the newer rudra")
     noise = tmp_path / "noise.sqlite"
     noise.write_bytes(b"no database " * 400)
     with pytest.raises(RudraError, match="cannot be opened"):
         Registry.open(noise)
     with pytest.raises(RudraError, match="cannot be read"):
         Registry.open_readonly(noise)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_torn_registry_is_one_line_for_whoever_reads(tmp_path: Path, alone: bool) -> None:
+    path = tmp_path / "registry.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE jobs (id TEXT)")
+        db.execute("INSERT INTO jobs VALUES ('abc123')")
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.close()
+    readers = (Registry.open_readonly(path, "mend it", alone=alone), Registry.open(path))
+    for torn, fix in zip(readers, ("mend it", "check the folder's owner"), strict=True):
+        for read in (
+            torn.jobs,
+            torn.hosts,
+            lambda torn=torn: torn.get("abc123"),
+            lambda torn=torn: torn.stored("abc123"),
+            lambda torn=torn: torn.unfinished(["DONE"]),
+            lambda torn=torn: torn.events("abc123", 0),
+        ):
+            with pytest.raises(RudraError, match="the registry cannot be read: no such") as caught:
+                read()
+            assert caught.value.fix.startswith(fix) and caught.value.where == str(path)
+        torn.close()
+
+
+def test_a_column_that_is_no_table_is_one_line(tmp_path: Path, registry: Registry) -> None:
+    job, _ = submit(registry)
+    with sqlite3.connect(tmp_path / "registry.sqlite") as db:
+        db.execute("UPDATE jobs SET origins = '{', hosts = '[1]'")
+    db.close()
+    for read in (registry.get, registry.stored):
+        with pytest.raises(RudraError, match="the registry cannot be read"):
+            read(job)
 
 
 def test_figures_of_another_version_are_left_out(tmp_path: Path, registry: Registry) -> None:

@@ -15,7 +15,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from rudra_zmq.errors import AlreadyRunning, ConfigError, Unreachable
+from rudra_zmq.errors import AlreadyRunning, ConfigError, RudraError, Unreachable
 
 MAX_PATH = 107  # bytes of sun_path without its NUL
 
@@ -103,6 +103,30 @@ def unreachable(address: Address, what: str = "nobody answers", *, fix: str = ""
 # ------------------------------------------------------------------------------------------- who holds it
 
 
+def in_the_way(what: str, number: int | None, path: str) -> RudraError:
+    """The error of a lock or socket that cannot be made at ``path``, with the fix for its reason (an errno)."""
+    folder = os.path.dirname(path) or "/"
+    text = f"{what}: {os.strerror(number) if number else 'no reason is known'}"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return RudraError(text, where=path, fix=f"make room on the disk of {folder}")
+    if number in (errno.EMFILE, errno.ENFILE):
+        return RudraError(text, where=path, fix="raise the limit of open files (ulimit -n)")
+    fixes = {
+        errno.ENOENT: f"make the folder {folder}",
+        errno.ENOTDIR: f"make {folder} a folder, or choose another one",
+        errno.ELOOP: f"remove {path}, a link that is not ours",
+        errno.EISDIR: f"remove {path}, a folder that is not ours",
+        errno.EADDRINUSE: f"stop who listens at {path}, or choose another folder",
+        errno.ENAMETOOLONG: "choose a shorter folder",
+        errno.EROFS: f"mount {folder} writable, or choose another folder",
+        errno.ENOLCK: f"choose a folder on a local disk instead of {folder}",
+        errno.EOPNOTSUPP: f"choose a folder on a local disk instead of {folder}",
+    }
+    return ConfigError(
+        text, where=path, fix=fixes.get(number or 0, f"chown {folder} to yourself, or choose another folder")
+    )
+
+
 class PathLock:
     """The right to bind an ipc path: a second bind would silently take the path from a living owner.
 
@@ -110,22 +134,29 @@ class PathLock:
     """
 
     def __init__(self, path: str) -> None:
-        """Takes the lock, and removes a dead owner's socket. Raises AlreadyRunning, ConfigError."""
+        """Takes the lock, and removes a dead owner's socket. Raises AlreadyRunning, else what ``in_the_way`` says."""
         self.path = path
         self.lock = f"{path}.lock"
         self._fd = self._take()
-        Path(path).unlink(missing_ok=True)
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            Path(self.lock).unlink(missing_ok=True)
+            os.close(self._fd)
+            raise in_the_way("cannot take the place of what is there", error.errno, path) from None
 
     def _take(self) -> int:
         while True:
             try:
                 fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
-                what = f"cannot write the lock: {error.strerror}"
-                raise ConfigError(what, where=self.lock, fix="choose another runtime folder") from None
+                raise in_the_way("cannot write the lock", error.errno, self.lock) from None
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    os.close(fd)
+                    raise in_the_way("cannot lock", error.errno, self.lock) from None
                 pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
                 os.close(fd)
                 what = f"already running as PID {pid}" if pid else "already being started"
@@ -137,8 +168,13 @@ class PathLock:
             except FileNotFoundError:
                 same = False
             if same:
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                try:
+                    os.ftruncate(fd, 0)
+                    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                except OSError as error:
+                    Path(self.lock).unlink(missing_ok=True)
+                    os.close(fd)
+                    raise in_the_way("cannot write the lock", error.errno, self.lock) from None
                 return fd
             os.close(fd)
 

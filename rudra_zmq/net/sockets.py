@@ -37,7 +37,7 @@ import zmq
 
 from rudra_zmq import log
 from rudra_zmq.errors import EXIT_FORCED, AlreadyRunning, ConfigError, RudraError
-from rudra_zmq.net.addresses import Address, PathLock, parse, port_owner, resolve
+from rudra_zmq.net.addresses import Address, PathLock, in_the_way, parse, port_owner, resolve
 from rudra_zmq.wire.codec import CHUNK, MAX_CONTROL, Buffer
 
 journal = log.get()
@@ -224,7 +224,7 @@ class Router(_Socket):
             os.chmod(address.path, 0o600)
         except (zmq.ZMQError, OSError) as error:
             lock.release()
-            raise ConfigError(f"cannot bind: {error}", where=path, fix="choose another runtime folder") from None
+            raise in_the_way("cannot bind", error.errno, path) from None
         self._locks.append(lock)
         self.addresses.append(str(address))
         return str(address)

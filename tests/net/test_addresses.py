@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rudra_zmq.errors import AlreadyRunning, ConfigError, Unreachable
+from rudra_zmq.errors import AlreadyRunning, ConfigError, RudraError, Unreachable
 from rudra_zmq.net.addresses import MAX_PATH, Address, PathLock, parse, port_owner, probe, resolve, unreachable
 from tests.net.conftest import Net
 
@@ -125,6 +126,36 @@ class TestPathLock:
         lock = PathLock(path)
         assert not os.path.exists(path)
         lock.release()
+
+    def test_each_reason_has_its_own_fix(self, tmp_path: Path) -> None:
+        def fix(path: Path) -> str:
+            with pytest.raises(ConfigError) as caught:
+                PathLock(str(path))
+            assert str(caught.value).startswith("cannot ")
+            return caught.value.fix
+
+        assert fix(tmp_path / "no" / "psd") == f"make the folder {tmp_path}/no"
+        (tmp_path / "file").touch()
+        assert fix(tmp_path / "file" / "psd") == f"make {tmp_path}/file a folder, or choose another one"
+        (tmp_path / "a.lock").symlink_to("elsewhere")
+        assert fix(tmp_path / "a") == f"remove {tmp_path}/a.lock, a link that is not ours"
+        (tmp_path / "b.lock").mkdir()
+        assert fix(tmp_path / "b") == f"remove {tmp_path}/b.lock, a folder that is not ours"
+        (tmp_path / "c").mkdir()
+        assert fix(tmp_path / "c") == f"remove {tmp_path}/c, a folder that is not ours"
+        assert not (tmp_path / "c.lock").exists()
+        assert fix(tmp_path / ("d" * 300)) == "choose a shorter folder"
+
+    def test_a_full_disk_is_no_mistake_in_the_settings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "full")
+
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(RudraError, match="No space left") as caught:
+            PathLock(str(tmp_path / "psd"))
+        assert not isinstance(caught.value, ConfigError)  # a supervisor may try again
+        assert caught.value.fix == f"make room on the disk of {tmp_path}"
+        assert list(tmp_path.iterdir()) == []
 
     def test_never_two_owners(self, tmp_path: Path) -> None:
         path = str(tmp_path / "psd")

@@ -150,6 +150,13 @@ CLASSES: dict[str, type[RudraError]] = {
 }  # fmt: skip
 
 
+def of_daemon(status: int, message: str, where: str = "", fix: str = "") -> RudraError:
+    """The error of a daemon of ours that ended with ``status``, and said ``message``."""
+    found = (cls for cls in CLASSES.values() if cls.exit_status == status)
+    cls = ConfigError if status == EXIT_CONFIG_DAEMON else next(found, RudraError)
+    return cls(message, where=where, fix=fix)
+
+
 def from_wire(code: str, message: str, where: str = "", fix: str = "") -> RudraError:
     """The error that a reply carries. A code of a newer version becomes a plain RudraError that names it."""
     cls = CLASSES.get(code)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import click
 
 from rudra_zmq.bench.update import ENCODINGS, Case, Row, measure
+from rudra_zmq.commands import CONTEXT, Group, run
 from rudra_zmq.config import parse_size
-from rudra_zmq.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, RudraError, UsageError
+from rudra_zmq.errors import EXIT_OK, UsageError
 from rudra_zmq.update.cpu import BACKENDS
 from rudra_zmq.update.rules import RULES
 
@@ -23,9 +24,12 @@ ENOUGH = 0.85
 """Of the stream kernel's speed: below it, a line of advice."""
 
 
-@click.group("bench", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group("bench", cls=Group, context_settings=CONTEXT)
 def bench() -> None:
     """Time the code that jobs run against what this machine allows.
+
+    \b
+      rudra bench update --quick
 
     All contenders of a row are timed in turns; a ratio is the other's time over ours, the median over the turns.
     """
@@ -104,23 +108,8 @@ def _advice(rows: Sequence[Row]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
-    try:
-        status = bench.main(
-            args=list(argv) if argv is not None else None, prog_name="rudra bench", standalone_mode=False
-        )
-        return int(status or EXIT_OK)
-    except RudraError as error:
-        click.echo(f"rudra: {error}", err=True)
-        return error.exit_status
-    except click.ClickException as error:
-        text = error.format_message()
-        alone = text.startswith("Usage: ")  # `rudra bench` without a command: what there is to choose from
-        click.echo(text if alone else f"rudra: {text} (`rudra bench --help` shows how)", err=True)
-        return EXIT_USAGE
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("rudra: interrupted", err=True)
-        return EXIT_INTERRUPTED
+    """Run the command; returns the exit status."""
+    return run(bench, argv, "rudra bench")
 
 
 if __name__ == "__main__":

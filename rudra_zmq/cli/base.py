@@ -1,18 +1,17 @@
-"""What every command of the CLI has: its line in the table below, common options, settings, error handling.
+"""What every command of the CLI has: its line in the table below, common options, settings.
 
-Owns the exit status. A command returns an int (None is 0) and raises RudraError for what a user can mend.
+A command returns an int (None is 0) and raises RudraError for what a user can mend.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import sys
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from rudra_zmq import commands
 
 if TYPE_CHECKING:
     from rudra_zmq.cli.places import Places
@@ -66,23 +65,9 @@ class Cli:
         return Places(self.settings, self.head)
 
 
-def example_first(text: str | None) -> str:
-    """The help of a command: its docstring has the example after what it does."""
-    parts = inspect.cleandoc(text or "").split("\n\n")
-    return "\n\n".join(sorted(parts, key=lambda part: not part.startswith("\b")))
-
-
-class Command(click.Command):
-    """A command whose help begins with its example."""
-
-    def __init__(self, *args: Any, **attributes: Any) -> None:
-        super().__init__(*args, **attributes)
-        self.help = example_first(self.help)
-
-
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """A command with its line of the table."""
-    attributes.setdefault("cls", Command)
+    attributes.setdefault("cls", commands.Command)
     return click.command(name, short_help=COMMANDS[name][1], **attributes)
 
 
@@ -105,12 +90,8 @@ def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 job_argument = click.argument("job", default="", shell_complete=complete_jobs)
 
 
-class Group(click.Group):
+class Group(commands.Group):
     """Finds a command's module when it is called."""
-
-    def __init__(self, *args: Any, **attributes: Any) -> None:
-        super().__init__(*args, **attributes)
-        self.help = example_first(self.help)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -136,9 +117,3 @@ class Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
-
-
-def fail(text: str) -> None:
-    """The one line of an error."""
-    with contextlib.suppress(OSError):  # nobody is left who could read it
-        sys.stderr.write(f"rudra: {' '.join(text.split())}\n")

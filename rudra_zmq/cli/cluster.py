@@ -19,7 +19,7 @@ from pathlib import Path
 from rudra_zmq import paths
 from rudra_zmq.cli.places import Head, live_endpoint
 from rudra_zmq.config import RudraToml
-from rudra_zmq.errors import RudraError
+from rudra_zmq.errors import RudraError, of_daemon
 
 START_S = 20.0
 STOP_S = 40.0  # psd and learnerd have deadlines of 30 s of their own
@@ -149,7 +149,8 @@ class PrivateCluster:
             if child.poll() is not None:
                 lines = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
                 said = lines[-1] if lines else f"status {child.returncode}"
-                raise RudraError(f"{name} did not start: {said}", where=str(self.folder), fix="see its log there")
+                fix = "" if "Fix: " in said else f"see {name}.log in {self.folder}"
+                raise of_daemon(child.returncode, f"{name} did not start: {said}", fix=fix)
 
 
 def _sweep(runtime: Path, runs: Path) -> None:

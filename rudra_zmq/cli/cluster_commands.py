@@ -17,7 +17,7 @@ from rudra_zmq import paths
 from rudra_zmq.cli.base import Cli, command, json_option
 from rudra_zmq.cli.output import ago, emit_json, say, table, utc
 from rudra_zmq.cli.places import Places
-from rudra_zmq.errors import AlreadyRunning, NotRunning, RudraError, TimedOut
+from rudra_zmq.errors import AlreadyRunning, NotRunning, RudraError, TimedOut, of_daemon
 
 START_S = 20.0
 STOP_S = 60.0
@@ -58,9 +58,11 @@ def _await_hosts(cli: Cli, child: subprocess.Popen[bytes], log: Path, start: int
     """The names of the hosts that have joined since ``child`` was started."""
     begun, end = time.time(), time.monotonic() + START_S
     while time.monotonic() < end:
-        if why := _why(log, start, ended=child.poll() is not None):
+        if why := _why(log, start, child.poll()):
             _give_up(child)
-            raise RudraError(f"it did not start: {why}", fix="" if "Fix: " in why else f"see the logs in {log.parent}")
+            status, text = why
+            fix = "" if "Fix: " in text else f"see the logs in {log.parent}"
+            raise of_daemon(status, f"it did not start: {text}", fix=fix)
         try:
             with Places(cli.settings) as places:
                 found = places.head().hosts()
@@ -73,19 +75,20 @@ def _await_hosts(cli: Cli, child: subprocess.Popen[bytes], log: Path, start: int
     raise TimedOut(f"no host has joined within {START_S:g} s", where=str(log.parent), fix="see the logs there")
 
 
-_DAEMON_ENDED = re.compile(r"(?:ended, is|a setting is wrong, not) started again daemon=(\w+)")
+_DAEMON_ENDED = re.compile(r"(?:ended, is|a setting is wrong, not) started again daemon=(\w+) status=(-?\d+)")
 
 
-def _why(log: Path, start: int, ended: bool) -> str:
-    """The last words of a daemon that has ended, or of the supervisor if it has; "" while all is well."""
+def _why(log: Path, start: int, ended: int | None) -> tuple[int, str] | None:
+    """Status and last words of a daemon that has ended, or of the supervisor if it has; None while all is well."""
     with open(log, errors="replace") as file:
         file.seek(start)
         text = file.read()
+    status = ended or 0
     if match := _DAEMON_ENDED.search(text):
-        text = (log.parent / f"{match[1]}.log").read_text(errors="replace")
-    elif not ended:
-        return ""
-    return (text.strip().splitlines() or ["it ended without a word"])[-1]
+        text, status = (log.parent / f"{match[1]}.log").read_text(errors="replace"), int(match[2])
+    elif ended is None:
+        return None
+    return status, (text.strip().splitlines() or ["it ended without a word"])[-1]
 
 
 def _give_up(child: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import click
 
-from rudra_zmq.cli.base import Cli, command, complete_jobs, fail, job_argument, json_option, quiet_option
+from rudra_zmq.cli.base import Cli, command, complete_jobs, job_argument, json_option, quiet_option
 from rudra_zmq.cli.follow import Follower, event_line, story
 from rudra_zmq.cli.jobs_given import (
     TargetCommand,
@@ -22,6 +22,7 @@ from rudra_zmq.cli.jobs_given import (
 from rudra_zmq.cli.output import ago, emit_json, note, percent, say, screen, size, table, utc
 from rudra_zmq.cli.places import ENDED, DownCluster, Found, Head, down, ended_run
 from rudra_zmq.cli.report import failure, job_object, print_status, print_summary
+from rudra_zmq.commands import fail
 from rudra_zmq.config import job_from_toml, parse_duration
 from rudra_zmq.errors import EXIT_INTERRUPTED, EXIT_JOB_FAILED, TimedOut, Unreachable
 from rudra_zmq.wire.messages.control import JobRow

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from rudra_zmq.cli.base import Command
 from rudra_zmq.cli.output import note
+from rudra_zmq.commands import Command
 from rudra_zmq.config import LoadedJob, job_for_script, job_to_toml, load_job
 from rudra_zmq.errors import UsageError
 from rudra_zmq.wire.messages.control import Submit

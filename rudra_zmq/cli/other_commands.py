@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from rudra_zmq.cli.base import COMMANDS, Cli, Command, command, example_first, json_option
+from rudra_zmq.cli.base import COMMANDS, Cli, command, json_option
 from rudra_zmq.cli.jobs_given import tell_notes
 from rudra_zmq.cli.output import emit_json, say, table
+from rudra_zmq.commands import Group
 from rudra_zmq.config import check_job, check_rudra, job_for_script, load_job, load_rudra
 from rudra_zmq.errors import EXIT_USAGE, Rejected, UsageError
 
@@ -83,7 +84,7 @@ def init(file: Path) -> None:
     say(f"{file}: run it with `rudra run -s job.epochs=3 {file}`")
 
 
-@click.group("config", short_help=COMMANDS["config"][1])
+@click.group("config", cls=Group, short_help=COMMANDS["config"][1])
 def config() -> None:
     """Check files, show settings and where they come from.
 
@@ -93,10 +94,7 @@ def config() -> None:
     """
 
 
-config.help = example_first(config.help)
-
-
-@config.command("check", cls=Command, short_help="Check job files and rudra.toml files.")
+@config.command("check", short_help="Check job files and rudra.toml files.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 def check(files: tuple[Path, ...], as_json: bool) -> int:
@@ -124,7 +122,7 @@ def check(files: tuple[Path, ...], as_json: bool) -> int:
     return EXIT_USAGE if problems else 0
 
 
-@config.command("show", cls=Command, short_help="Show the settings in force, or those of a job.")
+@config.command("show", short_help="Show the settings in force, or those of a job.")
 @click.argument("job", required=False, type=click.Path(path_type=Path))
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @json_option

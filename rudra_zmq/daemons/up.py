@@ -67,7 +67,8 @@ class Up(Daemon):
             self._stop_next()
             return
         if child.returncode == EXIT_CONFIG_DAEMON:
-            logger.error("a setting is wrong, not started again", daemon=daemon, see=f"{daemon}.log")
+            status = child.returncode
+            logger.error("a setting is wrong, not started again", daemon=daemon, status=status, see=f"{daemon}.log")
             self.terminate()
             return
         if self.loop.now() - self._begun[daemon] > STEADY_S:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import click
 
+from rudra_zmq.commands import CONTEXT, Command, run
 from rudra_zmq.config import JobFile, job_from_toml, load_job, parse_size
 from rudra_zmq.core.events import Failed
 from rudra_zmq.core.params import DataParams
-from rudra_zmq.errors import EXIT_INTERRUPTED, EXIT_JOB_FAILED, EXIT_OK, EXIT_USAGE, RudraError, UsageError
+from rudra_zmq.errors import EXIT_JOB_FAILED, EXIT_OK, UsageError
 from rudra_zmq.node.spec import data_params, learner_params, sync_params
 from rudra_zmq.sim.compute import EXAMPLES, parse_compute, parse_link, parse_straggler, slowness
 from rudra_zmq.sim.engine import Engine
@@ -26,7 +27,7 @@ NO_FILE = '[job]\nname = "simulation"\ntask = "rudra_zmq.tasks.fashion_mnist:cnn
 HISTOGRAM_ROWS = 32
 
 
-@click.command("simulate", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command("simulate", cls=Command, context_settings=CONTEXT)
 @click.argument("job", required=False, type=click.Path(path_type=Path))
 @click.option("-s", "--set", "sets", multiple=True, metavar="KEY=VALUE", help="A setting over the job file's.")
 @click.option("--learners", type=click.IntRange(1, 65535), help="lambda, over learners.count.")
@@ -111,20 +112,7 @@ def enough_data(file: JobFile, rounds: int) -> DataParams:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    try:
-        status = simulate.main(
-            args=list(argv) if argv is not None else None, prog_name="rudra simulate", standalone_mode=False
-        )
-        return int(status or EXIT_OK)
-    except RudraError as error:
-        click.echo(f"rudra: {error}", err=True)
-        return error.exit_status
-    except click.ClickException as error:
-        click.echo(f"rudra: {error.format_message()} (`rudra simulate --help` shows how)", err=True)
-        return EXIT_USAGE
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("rudra: interrupted", err=True)
-        return EXIT_INTERRUPTED
+    return run(simulate, argv, "rudra simulate")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -27,6 +28,21 @@ def test_help_begins_with_an_example(capsys: pytest.CaptureFixture[str], name: s
         assert lines[0].startswith(f"Usage: rudra {' '.join(path)}") and lines[1] == ""
         assert lines[2].strip().startswith("rudra "), lines[:4]
         assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(("package", "paths"), [("sim", [[]]), ("bench", [[], ["update"]])])
+def test_help_of_commands_that_are_processes_of_their_own(
+    capsys: pytest.CaptureFixture[str], package: str, paths: list[list[str]]
+) -> None:
+    run = importlib.import_module(f"rudra_zmq.{package}.__main__").main
+    for path in paths:
+        assert run([*path, "--help"]) == 0
+        usage, empty, example, *_ = capsys.readouterr().out.splitlines()
+        assert usage.startswith("Usage: rudra ") and empty == ""
+        assert example.strip().startswith("rudra ")
+    assert run(["--nosuch"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("rudra: ") and err.count("\n") == 1 and ". Fix: `rudra " in err
 
 
 def test_the_table_of_commands_is_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from rudra_zmq import errors
-from rudra_zmq.errors import CLASSES, ConfigError, RudraError, from_wire
+from rudra_zmq.errors import CLASSES, ConfigError, RudraError, from_wire, of_daemon
 
 STATUSES = {
     "failed": 1,
@@ -85,3 +85,11 @@ def test_a_code_of_a_newer_version_still_says_what_happened() -> None:
 def test_an_error_survives_a_copy_between_processes() -> None:
     error = pickle.loads(pickle.dumps(ConfigError("a", where="b", fix="c")))  # noqa: S301
     assert (type(error), str(error)) == (ConfigError, "a (b). Fix: c")
+
+
+def test_what_ended_a_daemon_is_the_status_of_who_started_it() -> None:
+    for cls in CLASSES.values():
+        error = cls("x", fix="y")
+        back = of_daemon(error.daemon_exit_status, "it did not start: x", fix="y")
+        assert back.exit_status == error.exit_status
+    assert of_daemon(-9, "killed").exit_status == of_daemon(70, "forced").exit_status == 1

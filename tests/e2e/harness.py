@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rudra_zmq
+
 BIN = Path(sys.executable).parent
 
 
@@ -144,6 +146,9 @@ def child_env(home: Path, runtime: Path) -> dict[str, str]:
         "XDG_STATE_HOME": str(home / "state"),
         "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),
     }
+    root = str(Path(rudra_zmq.__file__).parents[1])
+    if root in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        env["PYTHONPATH"] = root  # the code under test is not the installed one
     if "RUDRA_DATA" in os.environ:
         env["RUDRA_DATA"] = os.environ["RUDRA_DATA"]
     return env

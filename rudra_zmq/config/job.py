@@ -91,13 +91,6 @@ class LearnersSection(Section, frozen=True):
     def step_timeout_s(self) -> float:
         return parse_duration(self.step_timeout)
 
-    def minibatch_of(self, place: int, lam: int) -> int:
-        """mu of the learner at `place` (0..lam-1) of `lam`; the first ones take what does not divide."""
-        if not self.global_batch:
-            return self.minibatch
-        share, rest = divmod(self.global_batch, lam)
-        return share + (place < rest)
-
     def global_batch_of(self, lam: int) -> int:
         """Samples of one mini-batch of each of `lam` learners."""
         return self.global_batch or self.minibatch * lam

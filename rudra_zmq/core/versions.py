@@ -6,21 +6,16 @@ Owns who reads which version in place. Must not know memory or weights. An updat
 
 from __future__ import annotations
 
-HARDSYNC_RING = 3
-
-
-def ring_size(protocol: str, lam: int, affordable: int) -> int:
-    """Buffers of the ring: 3 under hardsync, else lambda + 2, at most what memory affords, at least 3."""
-    wanted = HARDSYNC_RING if protocol == "hardsync" else lam + 2
-    return max(HARDSYNC_RING, min(wanted, affordable))
+FEWEST = 3
+"""Buffers of the smallest ring: the newest version, one that is read, and one to write."""
 
 
 class Ring:
     """``size`` buffers (at least 3) numbered from 0; buffer ``current`` is the newest version."""
 
     def __init__(self, size: int) -> None:
-        if size < HARDSYNC_RING:
-            raise ValueError(f"a ring needs {HARDSYNC_RING} buffers, not {size}")
+        if size < FEWEST:
+            raise ValueError(f"a ring needs {FEWEST} buffers, not {size}")
         self.size = size
         self.current = 0
         self._readers: dict[str, int] = {}

@@ -84,7 +84,6 @@ class Daemon:
 
     def run(self) -> int:
         """Until the end; the exit status."""
-        wake = _Wake(self.loop)
         self.loop.on_signal(signal.SIGCHLD, self.supervisor.reap)
         self.loop.on_signal(signal.SIGTERM, self.terminate)
         self.loop.on_signal(signal.SIGINT, self.terminate)
@@ -98,7 +97,6 @@ class Daemon:
             self.loop.run()
         finally:
             self._end()
-            wake.close()
         return self.status
 
     def terminate(self) -> None:
@@ -187,25 +185,6 @@ class Daemon:
         usec = os.environ.get("WATCHDOG_USEC", "")
         if usec.isdigit() and os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
             self.loop.every(max(0.05, int(usec) / 3e6), lambda: notify("WATCHDOG=1"))
-
-
-class _Wake:
-    """Python runs a signal's handler between two of its steps: one that comes just before the poll would wait for
-    the poll to end. The C part of the handler writes here, and that ends it."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        loop.on_readable(self._read, self._drain)
-        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-
-    def _drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 4096)
-
-    def close(self) -> None:
-        signal.set_wakeup_fd(-1)
-        os.close(self._read)
-        os.close(self._write)
 
 
 def already(name: str, error: AlreadyRunning) -> AlreadyRunning:

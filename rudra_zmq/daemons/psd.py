@@ -27,8 +27,6 @@ from rudra_zmq.head.registry import Registry
 from rudra_zmq.net.addresses import PathLock, parse, port_owner
 from rudra_zmq.net.rpc import RpcServer
 from rudra_zmq.net.sockets import Router
-from rudra_zmq.wire.codec import WireError
-from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages.data import Message
 
 logger = log.get()
@@ -133,7 +131,7 @@ class Psd(Daemon):
         assert self._server is not None
         for effect in effects:
             if isinstance(effect, Send):
-                self._send(self._server, effect)
+                self._server.send(effect.peer, effect.message, id=effect.id, reply=effect.reply)
             elif isinstance(effect, StartNode):
                 self._start_node(effect)
             elif isinstance(effect, StopNode) and (child := self._nodes.get(effect.job)) is not None:
@@ -141,16 +139,6 @@ class Psd(Daemon):
                     self.supervisor.stop(child, effect.grace)
                 else:
                     self.supervisor.kill(child)
-
-    @staticmethod
-    def _send(server: RpcServer, effect: Send) -> None:
-        try:
-            server.send(effect.peer, effect.message, id=effect.id, reply=effect.reply)
-        except WireError as error:  # longer than a message may be, say: its peer is not left waiting
-            logger.error("a message was not sent", kind=type(effect.message).__name__, error=str(error))
-            if effect.reply:
-                text = f"the answer cannot be sent: {error}"
-                server.reply(effect.peer, effect.id, c.Error(code="failed", message=text[:4000]))
 
     # ---------------------------------------------------------------------------------------- nodes
 

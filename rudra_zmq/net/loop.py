@@ -71,7 +71,6 @@ class Loop:
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poller.register(self._wake_r, zmq.POLLIN)
         self._signals: dict[int, Any] = {}
-        self.late_max = 0.0  # seconds that a timer ran late, worst since the start
 
     @staticmethod
     def now() -> float:
@@ -202,7 +201,6 @@ class Loop:
             _, _, timer = heapq.heappop(self._timers)
             if timer.callback is None:
                 continue
-            self.late_max = max(self.late_max, now - timer.when)
             callback = timer.callback
             if timer.period:
                 timer.when += timer.period

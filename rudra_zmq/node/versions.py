@@ -8,7 +8,7 @@ one, and no more than two are ever touched.
 
 from __future__ import annotations
 
-from rudra_zmq.core.versions import Ring, ring_size
+from rudra_zmq.core.versions import Ring
 from rudra_zmq.net.shm import Segment
 from rudra_zmq.node.memory import create
 from rudra_zmq.node.vectors import Vector
@@ -35,7 +35,7 @@ class Versions:
     @staticmethod
     def size(readers: int) -> int:
         """Buffers of the ring, at most."""
-        return ring_size("softsync", readers, readers + 2)
+        return readers + 2
 
     @property
     def current(self) -> Vector:

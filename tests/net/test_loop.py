@@ -62,7 +62,6 @@ def test_missed_turns_are_not_made_up_for(net: Net) -> None:
     loop.after(0.1, loop.stop)
     loop.run()
     assert len(seen) <= 2
-    assert loop.late_max >= 0.08
 
 
 def test_other_threads_wake_it_up(net: Net) -> None:

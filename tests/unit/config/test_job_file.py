@@ -510,13 +510,9 @@ def test_scripts_that_cannot_be(given: dict[str, Any], line: str, tmp_path: Path
 # ---- what follows from sections
 
 
-@pytest.mark.parametrize(
-    ("batch", "lam", "shares"), [(128, 4, [32] * 4), (10, 4, [3, 3, 2, 2]), (7, 7, [1] * 7), (0, 3, [32] * 3)]
-)
-def test_a_global_batch_is_divided_among_those_present(batch: int, lam: int, shares: list[int]) -> None:
-    learners = LearnersSection(global_batch=batch)
-    assert [learners.minibatch_of(place, lam) for place in range(lam)] == shares
-    assert learners.global_batch_of(lam) == sum(shares)
+def test_the_global_batch_is_given_or_follows_from_the_learners() -> None:
+    assert LearnersSection(global_batch=10).global_batch_of(4) == 10
+    assert LearnersSection(minibatch=8).global_batch_of(3) == 24
 
 
 def test_values_in_the_units_of_the_core() -> None:

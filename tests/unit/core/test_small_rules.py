@@ -16,7 +16,7 @@ from rudra_zmq.core.params import DataParams, LearnerParams, SyncParams
 from rudra_zmq.core.permutation import permutation
 from rudra_zmq.core.slots import Slots
 from rudra_zmq.core.staleness import Histogram, float32, mean_sigma, scale
-from rudra_zmq.core.versions import Ring, ring_size
+from rudra_zmq.core.versions import Ring
 
 
 @pytest.mark.parametrize(
@@ -114,20 +114,6 @@ def test_slots() -> None:
     with pytest.raises(ValueError):
         slots.release(0)
     assert Slots(3).count == 3
-
-
-@pytest.mark.parametrize(
-    ("protocol", "lam", "affordable", "size"),
-    [
-        ("hardsync", 30, 99, 3),
-        ("softsync", 4, 99, 6),
-        ("async", 30, 10, 10),
-        ("async", 30, 1, 3),
-        ("softsync", 1, 9, 3),
-    ],
-)
-def test_ring_size(protocol: str, lam: int, affordable: int, size: int) -> None:
-    assert ring_size(protocol, lam, affordable) == size
 
 
 class Readers(RuleBasedStateMachine):

@@ -74,7 +74,19 @@ def run(command: click.Command, argv: Sequence[str] | None, name: str) -> int:
     except (KeyboardInterrupt, click.Abort):
         fail("interrupted")
         return EXIT_INTERRUPTED
-    except OSError as error:  # a full disk, a terminal that is gone; a reader that left (head) ends in click
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not error.filename and _nowhere():
+            fail("the folder that this command was called in is gone. Fix: cd to one that is there")
+            return EXIT_USAGE
+        # A full disk, a terminal that is gone; a reader that left (head) ends in click.
         where = f" ({error.filename})" if error.filename else ""
         fail(f"{error.strerror or error}{where}. Fix: check the path, its permissions and the room on its disk")
         return EXIT_FAILED
+
+
+def _nowhere() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False

@@ -148,9 +148,17 @@ class PrivateCluster:
         for child, name in zip(self._children, ("psd", "learnerd"), strict=False):
             if child.poll() is not None:
                 lines = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
-                said = lines[-1] if lines else f"status {child.returncode}"
+                said = lines[-1] if lines else without_words(self.folder, child.returncode)
                 fix = "" if "Fix: " in said else f"see {name}.log in {self.folder}"
                 raise of_daemon(child.returncode, f"{name} did not start: {said}", fix=fix)
+
+
+def without_words(folder: Path, status: int) -> str:
+    """Why a daemon ended that wrote nothing into its log in ``folder``."""
+    room = os.statvfs(folder)
+    if not room.f_bavail or (room.f_files and not room.f_favail):
+        return f"the disk is full ({folder}). Fix: make room on it"
+    return f"it ended with status {status} and no word"
 
 
 def _sweep(runtime: Path, runs: Path) -> None:

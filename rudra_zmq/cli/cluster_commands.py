@@ -15,6 +15,7 @@ import click
 
 from rudra_zmq import paths
 from rudra_zmq.cli.base import Cli, command, json_option
+from rudra_zmq.cli.cluster import without_words
 from rudra_zmq.cli.output import ago, emit_json, say, table, utc
 from rudra_zmq.cli.places import Places
 from rudra_zmq.errors import AlreadyRunning, NotRunning, RudraError, TimedOut, of_daemon
@@ -88,7 +89,7 @@ def _why(log: Path, start: int, ended: int | None) -> tuple[int, str] | None:
         text, status = (log.parent / f"{match[1]}.log").read_text(errors="replace"), int(match[2])
     elif ended is None:
         return None
-    return status, (text.strip().splitlines() or ["it ended without a word"])[-1]
+    return status, (text.strip().splitlines() or [without_words(log.parent, status)])[-1]
 
 
 def _give_up(child: subprocess.Popen[bytes]) -> None:

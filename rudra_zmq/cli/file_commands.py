@@ -15,7 +15,7 @@ from rudra_zmq.cli.base import Cli, command, complete_jobs, json_option
 from rudra_zmq.cli.job_commands import duration
 from rudra_zmq.cli.output import ago, emit_json, note, say, size, table
 from rudra_zmq.cli.places import ENDED, DownCluster, Found
-from rudra_zmq.errors import NotFound, Rejected, RudraError
+from rudra_zmq.errors import NotFound, Rejected, RudraError, UsageError
 
 PIECE = 262144
 
@@ -31,7 +31,7 @@ def rm(cli: Cli, jobs: tuple[str, ...], yes: bool) -> None:
       rudra rm 7f3a01 8c22d0
     """
     with cli.places() as places:
-        found = [places.find(job) for job in jobs]
+        found = list({f.row.job: f for f in map(places.find, jobs)}.values())
         for f in found:
             if f.row.state not in ENDED:
                 raise Rejected(f"job {f.row.job} is {f.row.state}", fix=f"`rudra stop {f.row.job}` first")
@@ -144,6 +144,8 @@ def export(cli: Cli, job: str, file: Path, force: bool, quiet: bool) -> None:
     \b
       rudra export 7f3a01 weights.safetensors
     """
+    if not file.name:
+        raise UsageError("no file is named", fix="rudra export JOB weights.safetensors")
     if file.exists() and not force:
         raise Rejected(f"{file} exists", fix="choose another name, or --force")
     if not file.absolute().parent.is_dir():

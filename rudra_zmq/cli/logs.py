@@ -142,7 +142,7 @@ def parse_since(text: str) -> datetime:
         if re.match(r"\d{4}-", text):
             return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone()
         return now - timedelta(seconds=parse_duration(text))
-    except (ValueError, RudraError):
+    except (ValueError, OverflowError, RudraError):
         raise UsageError(f"--since {text!r} is no time", fix="use 10m, 14:30 or 2026-12-01T14:30") from None
 
 

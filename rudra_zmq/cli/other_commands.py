@@ -72,6 +72,8 @@ def init(file: Path) -> None:
     \b
       rudra init train.py && rudra run -s job.epochs=3 train.py
     """
+    if not file.name:
+        raise UsageError("no file is named", fix="rudra init train.py")
     try:
         with open(file, "x", encoding="utf-8") as out:
             out.write(_SCRIPT.format(name=file.name))

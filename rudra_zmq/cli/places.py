@@ -24,6 +24,7 @@ from rudra_zmq.config import RudraToml
 from rudra_zmq.errors import NotFound, NotRunning, RudraError, TimedOut, Unreachable
 from rudra_zmq.head.files import list_files, read_file, remove_folder, usage
 from rudra_zmq.head.registry import Registry
+from rudra_zmq.net.addresses import parse
 from rudra_zmq.net.client import RpcClient
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages.data import Message
@@ -238,8 +239,15 @@ class Places:
                 where=str(state),
                 fix="start one with `rudra up`, name one with --head or head.address, or use `rudra run`",
             )
-        token = os.environ.get("RUDRA_TOKEN_FILE") or (endpoint or {}).get("token_file") or paths.token_file(state)
-        place = Head(address, Path(token))
+        parse(address)
+        token = Path(
+            os.environ.get("RUDRA_TOKEN_FILE") or (endpoint or {}).get("token_file") or paths.token_file(state)
+        )
+        try:
+            place = Head(address, token)
+        except NotFound as error:
+            fix = f"name the token file of the psd at {address} with RUDRA_TOKEN_FILE"
+            raise NotFound(error.message, where=error.where, fix=fix) from None
         self._open.append(place)
         return place
 

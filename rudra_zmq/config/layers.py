@@ -6,7 +6,9 @@ know: what the keys mean, or which layers a kind of file has.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +44,10 @@ class Setting:
 def read_text(path: Path) -> str:
     """The file's text; ConfigError where there is none, where it is no text, or more than MAX_FILE bytes."""
     try:
-        with path.open("rb") as file:
+        # Not waiting for who may never write into a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError("it is no plain file", where=str(path), fix="name a TOML file")
             data = file.read(MAX_FILE + 1)
     except FileNotFoundError:
         raise ConfigError("there is no such file", where=str(path), fix="check the path") from None
@@ -52,7 +57,7 @@ def read_text(path: Path) -> str:
     if len(data) > MAX_FILE:
         raise ConfigError(f"the file has more than {MAX_FILE // 1024} KiB", where=str(path), fix="name a TOML file")
     try:
-        return data.decode()
+        return data.decode("utf-8-sig")  # with or without the mark that some editors begin a file with
     except UnicodeDecodeError:
         raise ConfigError("the file is not UTF-8 text", where=str(path), fix="name a TOML file") from None
 
@@ -181,7 +186,7 @@ def from_sets(struct: Struct, sets: Sequence[str], problems: list[ConfigError]) 
     for text in sets:
         where = f"-s {text}" if len(text) <= 100 else f"-s {text[:97]}..."
         key, equals, raw = (part.strip() for part in text.partition("="))
-        if not equals or not key:
+        if not equals or not all(key.split(".")):
             problems.append(ConfigError(f'"{text}" is no setting', where="-s", fix="write -s table.key=value"))
             continue
         try:

@@ -247,7 +247,8 @@ def _make_absolute(
         if not exists(path):
             what = "folder" if key == "run.cwd" else "file"
             where = setting.place if setting else str(folder)
-            problems.append(ConfigError(f"{key}: there is no {what} {path}", where=where, fix="check the path"))
+            text = f"{path} is no {what}" if os.path.exists(path) else f"there is no {what} {path}"
+            problems.append(ConfigError(f"{key}: {text}", where=where, fix="check the path"))
 
 
 # ---- rudra.toml

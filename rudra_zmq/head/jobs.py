@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,7 @@ from rudra_zmq.wire.messages.control import Error, Events, GetEvents, HostRow, J
 logger = log.get()
 
 SAVE_S = 10.0
+RETRY_S = 2.0
 MAX_WAIT_S = 20.0
 MAX_WAITERS = 1024
 MOST_LISTED = 1000
@@ -112,6 +114,8 @@ class Book:
         self._out = out
         self._waiters: list[_Waiter] = []
         self._limit = log.RateLimiter(30.0)
+        self._unsaved: dict[str, dict[str, Any]] = {}  # columns that the disk had no room for
+        self._retry = 0.0
 
     def load(self, stored: StoredJob) -> Job:
         """The record of a job of the registry, made live. ConfigError where its file no longer holds."""
@@ -154,9 +158,15 @@ class Book:
         self._answer(job.id)
 
     def store(self, job: Job, **values: object) -> None:
-        """Columns of the registry."""
-        with self._logged(job.id):
-            self.registry.update(job.id, **values)
+        """Columns of the registry; kept, shown and tried again where they cannot be written."""
+        self._save(job.id, self._unsaved.pop(job.id, {}) | values)
+
+    def _save(self, job: str, values: dict[str, Any]) -> None:
+        try:
+            self.registry.update(job, **values)
+        except RudraError as error:
+            logger.limited(self._limit, "error", error.message, what=job)
+            self._unsaved[job] = values
 
     @contextlib.contextmanager
     def _logged(self, what: str) -> Iterator[None]:
@@ -205,7 +215,9 @@ class Book:
         """A row of the registry with what only memory knows."""
         job = self.live.get(row.job)
         if job is None:
-            return msgspec.structs.replace(row, head=self.address)
+            unsaved = self._unsaved.get(row.job, {})
+            held = {name: unsaved[name] for name in ("state", "reason", "started", "ended") if name in unsaved}
+            return msgspec.structs.replace(row, head=self.address, **held)
         return msgspec.structs.replace(
             row,
             head=self.address,
@@ -239,7 +251,12 @@ class Book:
                 self._waiters.remove(waiter)
 
     def expire(self, now: float) -> None:
-        """Answer those whose time is up."""
+        """Answer those whose time is up; write what there was no room for."""
+        if self._unsaved and now >= self._retry:
+            self._retry = now + RETRY_S
+            for job, values in list(self._unsaved.items()):
+                del self._unsaved[job]
+                self._save(job, values)
         for waiter in [w for w in self._waiters if w.deadline <= now]:
             self._waiters.remove(waiter)
             self._reply(waiter, due=True)
@@ -255,6 +272,7 @@ class Book:
     def remove(self, job: str) -> None:
         """Forget an ended job; those who wait for its next line are told so. RudraError where it cannot be."""
         self.registry.remove(job)
+        self._unsaved.pop(job, None)
         for waiter in [w for w in self._waiters if w.ask.job == job]:
             self._waiters.remove(waiter)
             error = Error(code=NotFound.code, message=f"job {job} was removed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,12 @@ def test_the_table_of_commands_is_whole(capsys: pytest.CaptureFixture[str]) -> N
         (["prune", "--older", "1.2.3d"], ['"1.2.3d" is not a duration']),
         (["logs", "--grep", "("], ["no regular expression"]),
         (["logs", "--since", "yesterday"], ["is no time"]),
+        (["logs", "--since", "99999999999d"], ["is no time"]),
         (["logs", "--tail", "-1"], ["-1"]),
+        (["init", ""], ["no file is named"]),
+        (["export", "x", ""], ["no file is named"]),
+        (["--head", "ftp://x", "jobs"], ["ftp://x"]),
+        (["run", "/dev/null"], ["/dev/null is no file"]),
         (["init", "/nowhere/train.py"], ["/nowhere/train.py"]),
         (["--head"], ["--head"]),
     ],
@@ -123,3 +129,24 @@ def test_what_has_no_effect_is_said(capsys: pytest.CaptureFixture[str], tmp_path
         assert main([*command, str(file)]) == 0
         out, err = capsys.readouterr()
         assert out and err.startswith(line) and err.count("\n") == 1
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; gone = sys.argv.pop(); os.mkdir(gone); os.chdir(gone); os.rmdir(gone)\n"
+        "from rudra_zmq.cli.main import main; sys.exit(main(['run', 'train.py']))"
+    )
+    line = [sys.executable, "-c", code, str(tmp_path / "gone")]
+    root = {"PYTHONPATH": str(Path(__file__).parents[3]), "HOME": str(tmp_path)}
+    done = subprocess.run(line, env=root, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert done.stderr == "rudra: the folder that this command was called in is gone. Fix: cd to one that is there\n"
+
+
+def test_why_a_daemon_without_words_did_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rudra_zmq.cli.cluster import without_words
+
+    assert without_words(tmp_path, 1) == "it ended with status 1 and no word"
+    full = os.statvfs_result((4096, 4096, 50, 0, 0, 9, 9, 9, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    assert without_words(tmp_path, 1) == f"the disk is full ({tmp_path}). Fix: make room on it"

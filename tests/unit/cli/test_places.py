@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from rudra_zmq import paths
+from rudra_zmq.cli.main import main
 from rudra_zmq.cli.places import ENDED, DownCluster, FinishedRun, Places, ended_run, live_endpoint
 from rudra_zmq.config import load_rudra
 from rudra_zmq.core import job as life
 from rudra_zmq.errors import NotFound, NotRunning, Unreachable
 from rudra_zmq.head.registry import Registry
+from rudra_zmq.wire.messages.control import Progress
 
 MADE = iter(range(1000, 9999))
 
@@ -150,6 +153,31 @@ def test_a_choice_among_jobs_is_said(state: Path, capsys: pytest.CaptureFixture[
         assert found.find(jobs[0]).row.job == jobs[0]
         with pytest.raises(NotFound, match="no job 'c'"):
             found.find("c")
+
+
+def test_a_job_that_is_named_twice_is_removed_once(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make(state / "runs" / "aaaaa1")
+    assert main(["rm", "-y", job, "x", job]) == 0
+    assert capsys.readouterr().out == f"removed {job} x\n"
+
+
+def test_what_a_job_ran_under_is_shown(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make(state / "runs" / "aaaaa1")
+    registry = Registry.open(paths.registry_file(state / "runs" / "aaaaa1"))
+    registry.save_progress(job, Progress(state="DONE", versions={"python": "3.11.2", "torch": "2.13.0"}))
+    with sqlite3.connect(registry.path) as db:
+        db.execute("UPDATE jobs SET toml = ?", ('[job]\ntask = "a.b:c"',))
+    registry.close()
+    assert main(["show", job]) == 0
+    assert "# under python 3.11.2, torch 2.13.0" in capsys.readouterr().out.splitlines()
+    assert main(["show", "--json", job]) == 0
+    assert json.loads(capsys.readouterr().out)["versions"] == {"python": "3.11.2", "torch": "2.13.0"}
+
+
+def test_a_named_head_without_its_token(state: Path) -> None:
+    with places("tcp://127.0.0.1:1") as found, pytest.raises(NotFound, match="there is no token") as caught:
+        found.jobs()
+    assert caught.value.fix == "name the token file of the psd at tcp://127.0.0.1:1 with RUDRA_TOKEN_FILE"
 
 
 def test_an_id_goes_before_a_name(state: Path) -> None:

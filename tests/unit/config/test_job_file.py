@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +432,18 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert check_job(big) == [f"the file has more than 256 KiB ({big}). Fix: name a TOML file"]
 
 
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path in (tmp_path / "pipe.toml", Path("/dev/null")):
+        assert check_job(path) == [f"it is no plain file ({path}). Fix: name a TOML file"]
+
+
+def test_a_mark_at_the_begin_of_a_file_is_no_part_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "bom.toml"
+    file.write_bytes(b"\xef\xbb\xbf" + TASK.encode())
+    assert load_job(file).job.job.task == "my.tasks:cnn"
+
+
 def test_paths_of_a_file_start_at_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, elsewhere = tmp_path / "jobs", tmp_path / "elsewhere"
     folder.mkdir()
@@ -459,6 +472,15 @@ def test_paths_that_are_not_there(tmp_path: Path) -> None:
         f"run.script: there is no file {tmp_path}/no.py ({file}:2). Fix: check the path",
         f"job.init: there is no file {tmp_path}/no.safetensors ({file}:5). Fix: check the path",
         f"run.cwd: there is no folder {tmp_path}/no ({file}:3). Fix: check the path",
+    ]
+
+
+def test_a_path_of_another_kind_is_said_to_be_one(tmp_path: Path) -> None:
+    file = tmp_path / "j.toml"
+    file.write_text('[run]\nscript = "."\ncwd = "j.toml"\n')
+    assert check_job(file) == [
+        f"run.script: {tmp_path} is no file ({file}:2). Fix: check the path",
+        f"run.cwd: {file} is no folder ({file}:3). Fix: check the path",
     ]
 
 

@@ -75,6 +75,8 @@ def test_the_last_of_two_wins_and_both_beat_the_file() -> None:
     [
         ("sync.n", '"sync.n" is no setting (-s). Fix: write -s table.key=value'),
         ("=3", '"=3" is no setting (-s). Fix: write -s table.key=value'),
+        ("..=3", '"..=3" is no setting (-s). Fix: write -s table.key=value'),
+        ("sync.=3", '"sync.=3" is no setting (-s). Fix: write -s table.key=value'),
         ("sync.m=3", "unknown key sync.m, did you mean sync.n? (-s sync.m=3). Fix: write sync.n"),
         ("n=3", "unknown key n, did you mean sync.n? (-s n=3). Fix: write sync.n"),
         ("sync=3", "sync cannot be 3 (-s sync=3). Fix: give a table"),

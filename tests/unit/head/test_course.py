@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rudra_zmq.errors import RudraError
 from rudra_zmq.head.effects import Send, StartNode, StopNode
 from rudra_zmq.wire.messages import control as c
 from tests.unit.head.world import SCRIPT, World
@@ -623,3 +624,28 @@ def test_a_lost_connection_of_the_node_is_not_its_death(world: World) -> None:
     world.hello(job, 1, b"node-again")
     world.report(job, peer=b"node-again")
     assert world.state_of(job) == "RUNNING"
+
+
+def test_an_end_that_the_disk_has_no_room_for_is_seen_and_written_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = world.running(1)
+
+    def full(*_: object, **__: object) -> None:
+        raise RudraError("the registry cannot be written: database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.registry, "update", full)
+        patch.setattr(world.registry, "add_event", full)
+        world.node_done(job, "DONE")
+        world.node_exit(job)
+        for rank in (0, EVALUATOR):
+            world.exit(job, rank, "ok")
+        row = world.job(job)
+        assert (row.state, row.ended) == ("DONE", world.now)  # so that a follower comes to an end
+        world.wait(5.0)
+        assert world.job(job).state == "DONE"
+        assert world.registry.get(job).row.state != "DONE"
+    world.wait(3.0)
+    assert world.registry.get(job).row.state == "DONE"
+    assert isinstance(world.cli(c.RemoveJob(job=job)), c.Ok)

@@ -83,7 +83,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A gradient is complete on every shard. ``count`` 0 is a batch that the learner skipped.
+    """One gradient is complete on every shard. ``count`` 0 is a batch that the learner skipped.
+
+    All of it is from weights of one timestamp: a message with groups is taken apart before it comes here.
 
     ``spans`` are the samples of the gradient and must lie in what the learner holds. ``finite`` is false
     if any shard saw a NaN or an infinity. ``rates`` are the chief's learning rates, one per group.

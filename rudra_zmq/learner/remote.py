@@ -35,6 +35,7 @@ from rudra_zmq.wire.messages.data import (
     Bye,
     Data,
     Grant,
+    Group,
     InitDone,
     Log,
     Message,
@@ -243,10 +244,8 @@ class RemoteExchange:
                     incarnation=self.incarnation,
                     seq=self._seq,
                     generation=gradient.clock.generation,
-                    timestamp=gradient.clock.timestamp,
                     key=self._key,
-                    spans=[(span.epoch, span.start, span.stop) for span in gradient.spans],
-                    count=gradient.count,
+                    groups=[_group(gradient)],
                     nbytes=nbytes,
                     finite=finite,
                     loss=gradient.loss,
@@ -331,6 +330,11 @@ class RemoteExchange:
         if self._pulse is not None and self._line.stands:
             link = self._line.now
             self._pulse.look(link.heard, link.address, self._welcome.generation)
+
+
+def _group(gradient: Gradient) -> Group:
+    spans = [(span.epoch, span.start, span.stop) for span in gradient.spans]
+    return Group(gradient.clock.timestamp, 1, gradient.count, spans)
 
 
 def _bye(reason: str, text: str) -> Message:

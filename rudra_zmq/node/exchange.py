@@ -59,21 +59,26 @@ class Exchange:
         return self._work.model.slots.slot(*session.who, session.slot)
 
     def push(self, session: Session, courier: Courier, message: wire.Push) -> None:
-        """A gradient is said to be complete. What no honest learner sends is dropped and counted."""
+        """A gradient is said to be complete. What no honest learner sends is dropped and counted.
+
+        Groups are taken apart here: the core knows single gradients, and a learner has no others to give. Raises
+        Rejected for a push of more than one.
+        """
         work = self._work
         reason = self._fault(session, courier, message)
         if reason:
             work.sessions.drop(reason)
             return
         assert work.sync is not None
-        clock = Clock(message.generation, message.timestamp)
+        (group,) = message.groups
+        clock = Clock(message.generation, group.timestamp)
         if clock.generation == work.sync.clock.generation:
             session.held = clock
         event = Push(
             GradientId(*session.who, message.seq),
             clock,
-            tuple(Span(*span) for span in message.spans),
-            message.count,
+            tuple(Span(*span) for span in group.spans),
+            group.samples,
             session.finite and message.finite,
             self._rates(message),
         )
@@ -95,20 +100,25 @@ class Exchange:
             return "early-push"
         if (message.rank, message.incarnation) != session.who:
             return "wrong-rank"
+        group = message.groups[0]
+        if len(message.groups) != 1 or group.count != 1:
+            gradients = sum(group.count for group in message.groups)
+            text = f"{gradients} gradients in {len(message.groups)} groups: a learner pushes one at a time"
+            raise Rejected(text, where="push", fix="send each gradient as a push of its own")
         if message.seq == session.answered or (message.seq < session.pushed):
             return "replay"
         if message.seq == session.pushed or message.generation != work.sync.clock.generation:
             return ""
-        if message.timestamp > work.sync.clock.timestamp:
+        if group.timestamp > work.sync.clock.timestamp:
             return "future-timestamp"
-        if message.count == 0:
+        if group.samples == 0:
             return ""
         if session.shared:
             reason = self._fault_in_place(session, message)
         else:
             reason = self._fault_of_chunks(session, courier, message)
         if not reason:
-            self._slot(session).count = message.count
+            self._slot(session).count = group.samples
         return reason
 
     def _fault_in_place(self, session: Session, message: wire.Push) -> str:
@@ -138,13 +148,13 @@ class Exchange:
         work = self._work
         if accepted and work.figures is not None:
             session.gradients += 1
-            session.samples += message.count
+            session.samples += event.count
             if math.isfinite(message.compute_s):
                 weight = 0.1 if session.gradients > 1 else 1.0
                 session.compute += weight * (message.compute_s - session.compute)
-            epoch = message.spans[0][0]
-            work.figures.pushed(epoch, message.count, message.loss, message.compute_s, message.wait_s)
-        elif not event.finite and message.count and not work.over:
+            epoch = event.spans[0].epoch
+            work.figures.pushed(epoch, event.count, message.loss, message.compute_s, message.wait_s)
+        elif not event.finite and event.count and not work.over:
             work.check_weights()
             session.refused += 1
             times = f" ({session.refused} so far)" if session.refused > 1 else ""

@@ -86,6 +86,7 @@ class Lead:
         except Diverged:
             raise
         except RudraError as error:
+            work.sessions.drop("refused")
             work.refuse(peer, error)
             who = "the evaluator" if session is None else f"rank {session.rank}"
             work.seldom(f"refused {who}", "W", f"{who} is refused: {error}")

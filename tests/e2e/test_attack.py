@@ -39,10 +39,10 @@ def sockets(runtime: Path) -> list[str]:
 def wrong_messages(spec: dict[str, Any]) -> Iterator[list[bytes]]:
     """Well-formed frames that no honest peer sends, each on a connection of its own order."""
     hello = {"job": spec["job"], "token": spec["token"], "rank": 1, "incarnation": 1}
-    push = {
-        "rank": 2, "incarnation": 1, "seq": 1, "generation": 1, "timestamp": 0, "key": 7, "spans": [(0, 0, 8)],
-        "count": 8, "nbytes": 0,
-    }  # fmt: skip
+    group = data.Group(0, 1, 8, [(0, 0, 8)])
+    push = {"rank": 2, "incarnation": 1, "seq": 1, "generation": 1, "key": 7, "groups": [group], "nbytes": 0}
+    future = {**push, "groups": [data.Group(10**6, 1, 8, [(0, 0, 8)])]}
+    many = {**push, "groups": [group, data.Group(1, 9, 8, [(0, 8, 16)])]}
 
     def frames(*messages: data.Message) -> Iterator[list[bytes]]:
         for message in messages:
@@ -54,9 +54,7 @@ def wrong_messages(spec: dict[str, Any]) -> Iterator[list[bytes]]:
     yield from frames(data.Hello(role="pulse", **hello), data.Push(**push), data.InitDone(key=1, nbytes=4))
     yield from frames(data.Hello(role="pulse", **{**hello, "incarnation": 77}), data.Ping())
     yield from frames(data.Hello(role="learner", **{**hello, "rank": 60000}), data.Push(**push))
-    yield from frames(
-        data.Hello(role="learner", **{**hello, "incarnation": 0}), data.Push(**{**push, "timestamp": 10**6})
-    )
+    yield from frames(data.Hello(role="learner", **{**hello, "incarnation": 0}), data.Push(**future), data.Push(**many))
     envelope = control.Envelope("x", False)
     for message in (
         control.Whoami(token="0" * 64, version="0"),

@@ -106,19 +106,29 @@ class Chunk(Message, frozen=True, tag="chunk"):
     offset: Count
 
 
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """Gradients from weights of one timestamp, as one vector: the mean over all their samples.
+
+    This is what scaling it needs, since staleness is one for all. ``samples`` 0: a batch that was skipped."""
+
+    timestamp: Count
+    count: Annotated[int, Meta(ge=1, le=65536)]  # gradients
+    samples: Count
+    spans: SpanList
+
+
 class Push(Message, frozen=True, tag="push"):
     """Closes a gradient: all its chunks came before it, or it lies in its slot (where the grant was shared).
 
-    ``nbytes`` 0: no tensor (a skipped batch). ``finite`` false: the sender found a NaN or an infinity."""
+    ``nbytes`` 0: no tensor (a skipped batch). ``finite`` false: the sender found a NaN or an infinity. A learner has
+    one group of one gradient. Of several, the vectors follow one another in the order of the groups."""
 
     rank: Rank
     incarnation: Count
     seq: Count
     generation: Count
-    timestamp: Count
     key: Count
-    spans: SpanList
-    count: Count
+    groups: Annotated[list[Group], Meta(min_length=1, max_length=1024)]
     nbytes: Count
     finite: bool = True
     loss: float | None = None

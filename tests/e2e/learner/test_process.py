@@ -121,7 +121,7 @@ def test_a_script_runs_as_by_hand_and_trains_to_the_end(stage: Stage) -> None:
     code, out, err = stage.run(threads=1)
     assert (code, err) == (0, "")
     assert out.strip() == "['--log', 'a b', '-s'] 0 False 1"
-    assert [push.spans[0][:2] for push in node.of(Push)] == [(0, 0), (0, 4), (1, 0), (1, 4)]
+    assert [push.groups[0].spans[0][:2] for push in node.of(Push)] == [(0, 0), (0, 4), (1, 0), (1, 4)]
     assert node.of(Log)[0].metrics == {"accuracy": 0.25} and node.of(Log)[0].epoch == 1
     assert node.of(Bye)[0].reason == "done"
     log = (stage.folder / "learner.log").read_text()

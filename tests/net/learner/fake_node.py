@@ -278,7 +278,7 @@ class FakeNode:
     def record(self, push: Push) -> None:
         """Apply a gradient, as SGD of rate 1 does."""
         assert self.weights is not None and self._slot is not None
-        if push.count:
+        if push.groups[0].samples:
             self.weights.params -= self._slot.params
             self.weights.reals[self.weights.params.size :] = self._slot.floats
             self.timestamp += 1
@@ -288,7 +288,7 @@ class FakeNode:
     def apply(self, peer: Peer, push: Push) -> None:
         """The ordinary answer to a push."""
         self.record(push)
-        self.grant(peer, ack=push.seq, weights=push.count > 0)
+        self.grant(peer, ack=push.seq, weights=push.groups[0].samples > 0)
 
     def _key(self) -> int:
         self._keys += 1

@@ -68,8 +68,9 @@ def test_a_job_from_hello_to_bye(node: FakeNode, connect: Connect) -> None:
     exchange.leave("done")
     node.wait_for(lambda: bool(node.of(Bye)))
     pushes = node.of(Push)
-    assert [p.seq for p in pushes] == [1, 2, 3, 4] and [p.timestamp for p in pushes] == [0, 1, 2, 3]
-    assert pushes[0].spans == [(0, 0, 4)] and pushes[0].loss == 1.5 and pushes[0].rates == [0.1]
+    assert [p.seq for p in pushes] == [1, 2, 3, 4] and [len(p.groups) for p in pushes] == [1] * 4
+    assert [(g.timestamp, g.count) for p in pushes for g in p.groups] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert pushes[0].groups[0].spans == [(0, 0, 4)] and pushes[0].loss == 1.5 and pushes[0].rates == [0.1]
     assert node.of(Data)[0] == Data(samples=8, minibatch=4, accumulate=1, prefetch=1)
     assert node.of(Log) and node.of(Bye)[0].reason == "done"
     assert {hello.role for hello in node.of(Hello)} == {"learner", "pulse"}

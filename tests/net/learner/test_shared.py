@@ -272,7 +272,7 @@ def say(learner: Any, memory: Any, grant: d.Grant, **other: Any) -> None:
     memory.slots[grant.slot].params[:] = 1.0
     fields: dict[str, Any] = {
         "rank": 0, "incarnation": learner.incarnation, "seq": grant.ack + 1, "generation": grant.generation,
-        "timestamp": grant.timestamp, "key": grant.key, "spans": lease, "count": 4, "nbytes": learner.layout.nbytes,
+        "key": grant.key, "groups": [d.Group(grant.timestamp, 1, 4, lease)], "nbytes": learner.layout.nbytes,
     }  # fmt: skip
     learner.send(d.Push(**(fields | other)))
 
@@ -282,7 +282,8 @@ def test_a_push_that_no_honest_learner_makes(rig_of: Rigs) -> None:  # noqa: F81
     learner, memory = by_memory(rig)
     grant = learner.receive(d.Grant)
     assert grant.shared and grant.nbytes == 0
-    for wrong in ({"nbytes": 36}, {"key": grant.key + 1}, {"timestamp": 9}, {"rank": 1}):
+    future = [d.Group(9, 1, 4, grant.leases[0])]
+    for wrong in ({"nbytes": 36}, {"key": grant.key + 1}, {"groups": future}, {"rank": 1}):
         say(learner, memory, grant, **wrong)
     learner.nothing(d.Grant)
     say(learner, memory, grant)

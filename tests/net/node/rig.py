@@ -410,11 +410,11 @@ class Learner:
         return self.say_push(lease, **other)
 
     def say_push(self, lease: list[tuple[int, int, int]], **other: Any) -> d.Push:
+        samples = sum(stop - start for _, start, stop in lease)
         fields: dict[str, Any] = {
             "rank": self.rank, "incarnation": self.incarnation, "seq": self.seq, "generation": self.clock.generation,
-            "timestamp": self.clock.timestamp, "key": self.key, "spans": lease,
-            "count": sum(stop - start for _, start, stop in lease), "nbytes": self.layout.nbytes, "loss": 1.0,
-            "compute_s": 0.01, "wait_s": 0.001,
+            "key": self.key, "groups": [d.Group(self.clock.timestamp, 1, samples, lease)],
+            "nbytes": self.layout.nbytes, "loss": 1.0, "compute_s": 0.01, "wait_s": 0.001,
         }  # fmt: skip
         push = d.Push(**(fields | other))
         if push.nbytes:

@@ -55,7 +55,7 @@ def test_a_job_is_unaffected_by_what_strangers_send(rig_of: RigOf) -> None:
     rig = rig_of(toml(epochs=EPOCHS))
     rng = random.Random(7)
     dealer = _stranger(rig)
-    push = d.Push(rank=0, incarnation=1, seq=1, generation=1, timestamp=0, key=1, spans=[(0, 0, 4)], count=4, nbytes=40)
+    push = d.Push(rank=0, incarnation=1, seq=1, generation=1, key=1, groups=[d.Group(0, 1, 4, [(0, 0, 4)])], nbytes=40)
     learned = [
         d.Hello(role="learner", job=JOB, token="wrong", rank=0, incarnation=1),
         d.Hello(role="learner", job="ffffff", token=TOKEN, rank=0, incarnation=1),

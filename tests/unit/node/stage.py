@@ -207,10 +207,11 @@ class Peer:
         self.seq = max(self.seq, grant.ack) + 1
         payload = np.full(4, value, np.float32).tobytes()
         lease = grant.leases[0] if grant.leases else []
+        samples = other.pop("samples", sum(stop - start for _, start, stop in lease))
+        group = d.Group(other.pop("timestamp", grant.timestamp), 1, samples, other.pop("spans", lease))
         fields: dict[str, Any] = {
             "rank": self.rank, "incarnation": self.incarnation, "seq": self.seq, "generation": grant.generation,
-            "timestamp": grant.timestamp, "key": grant.key, "spans": lease, "loss": 1.0, "nbytes": len(payload),
-            "count": sum(stop - start for _, start, stop in lease),
+            "key": grant.key, "groups": [group], "loss": 1.0, "nbytes": len(payload),
         }  # fmt: skip
         push = d.Push(**(fields | other))
         if push.nbytes:

@@ -143,7 +143,7 @@ def test_a_withheld_answer_comes_on_the_new_connection(stage_of: StageOf) -> Non
         ({"incarnation": 2}, "wrong-rank"),
         ({"key": 12345}, "foreign-push"),
         ({"nbytes": 12}, "incomplete-push"),
-        ({"count": 99}, "refused"),
+        ({"samples": 99}, "refused"),
     ],
 )
 def test_what_no_honest_learner_sends(stage_of: StageOf, wrong: dict[str, Any], reason: str) -> None:
@@ -157,6 +157,23 @@ def test_what_no_honest_learner_sends(stage_of: StageOf, wrong: dict[str, Any], 
     np.testing.assert_array_equal(one.vector(), 0.5)
     sync = stage.lead.work.sync
     assert sync is not None and sync.counters.accepted == 1
+
+
+@pytest.mark.parametrize("counts", [[2], [1, 1], [1, 5, 1]])
+def test_more_than_one_gradient_is_no_learners_push(stage_of: StageOf, counts: list[int]) -> None:
+    stage = stage_of(**ASYNC)
+    zero, one = stage.crew(2)
+    (lease, *_) = zero.hear().leases
+    zero.push(100.0, groups=[d.Group(0, count, 4, lease) for count in counts])
+    refused = zero.take(d.Refused)
+    assert refused.message.startswith(f"{sum(counts)} gradients in {len(counts)} groups")
+    assert (refused.code, refused.where) == ("rejected", "push") and refused.fix
+    assert stage.drops() == {"refused": 1} and stage.events("rank 0 is refused")
+    one.push(1.0)
+    one.hear()
+    np.testing.assert_array_equal(one.vector(), 0.5)
+    zero.push(1.0, seq=1)  # its gradient is still due
+    assert zero.hear().verdict == "accepted"
 
 
 @pytest.mark.parametrize(("seq", "reason"), [(3, "refused"), (2**40, "refused"), (0, "replay")])
@@ -202,7 +219,7 @@ def test_messages_out_of_place(stage_of: StageOf) -> None:
     stage = stage_of(count=1)
     peer = Peer(stage, 0)
     peer.hello(pulse=True)
-    peer.say(d.Push(rank=0, incarnation=1, seq=1, generation=1, timestamp=0, key=1, spans=[], count=0, nbytes=0))
+    peer.say(d.Push(rank=0, incarnation=1, seq=1, generation=1, key=1, groups=[d.Group(0, 1, 0, [])], nbytes=0))
     peer.say(d.Want(held=0))
     peer.say(d.TestResult(epoch=0, generation=1, timestamp=0, metrics={}, seconds=1.0))
     stage.say(peer.pulse, ATTACH)
@@ -237,7 +254,7 @@ def test_a_skipped_batch_has_no_tensor(stage_of: StageOf) -> None:
     stage = stage_of(**ASYNC)
     zero, _ = stage.crew(2)
     zero.hear()
-    zero.push(count=0, nbytes=0)
+    zero.push(samples=0, nbytes=0)
     grant = zero.hear()
     assert (grant.verdict, grant.timestamp) == ("skipped", 0)
     zero.push(1.0)
@@ -258,7 +275,7 @@ def test_want_is_answered_at_once_and_without_weights(stage_of: StageOf) -> None
     assert (grant.timestamp, grant.nbytes, grant.key, grant.ack) == (0, 0, first.key, 0)
     spans = [span for lease in grant.leases for span in lease]
     zero.grant = grant
-    zero.push(1.0, spans=spans, count=sum(b - a for _, a, b in spans))
+    zero.push(1.0, spans=spans, samples=sum(b - a for _, a, b in spans))
     answer = zero.hear()
     assert (answer.verdict, answer.timestamp, answer.nbytes) == ("accepted", 2, 16)
 

@@ -29,10 +29,10 @@ from rudra_zmq.wire.codec import (
     refusal,
 )
 from rudra_zmq.wire.messages import control, data
-from rudra_zmq.wire.messages.data import Chunk, Grant, Hello, Message, Ping, Push
+from rudra_zmq.wire.messages.data import Chunk, Grant, Group, Hello, Message, Ping, Push
 
 PUSH = Push(
-    rank=3, incarnation=1, seq=7, generation=1, timestamp=41, key=99, spans=[(0, 64, 96)], count=32, nbytes=400,
+    rank=3, incarnation=1, seq=7, generation=1, key=99, groups=[Group(41, 1, 32, [(0, 64, 96)])], nbytes=400,
     loss=0.5, rates=[0.1, 0.2],
 )  # fmt: skip
 GRANT = Grant(ack=7, verdict="accepted", generation=1, timestamp=42, leases=[[(0, 96, 128)]], slot=1, key=100)
@@ -68,8 +68,8 @@ def of(info: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.none()
         case msgspec.inspect.LiteralType(values=values):
             return st.sampled_from(values)
-        case msgspec.inspect.ListType(item_type=item):
-            return st.lists(of(item), max_size=3)
+        case msgspec.inspect.ListType(item_type=item, min_length=least):
+            return st.lists(of(item), min_size=least or 0, max_size=3)
         case msgspec.inspect.DictType(key_type=key, value_type=value):
             return st.dictionaries(of(key), of(value), max_size=3)
         case msgspec.inspect.TupleType(item_types=items):

@@ -71,8 +71,8 @@ def bare(info: inspect.Type) -> str:
 
 def compound(info: inspect.Type) -> str:
     match info:
-        case inspect.ListType(item_type=item, max_length=most):
-            return f"{most} x {spell(item)}"
+        case inspect.ListType(item_type=item, min_length=least, max_length=most):
+            return f"{f'{least} to ' if least else ''}{most} x {spell(item)}"
         case inspect.DictType(key_type=key, value_type=value, max_length=most):
             return f"{most} x {spell(key)}: {spell(value)}"
         case inspect.TupleType(item_types=items):

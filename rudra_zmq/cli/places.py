@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from rudra_zmq import __version__, paths
+from rudra_zmq import paths
 from rudra_zmq.cli.output import note
 from rudra_zmq.config import RudraToml
 from rudra_zmq.errors import NotFound, NotRunning, RudraError, TimedOut, Unreachable
@@ -61,7 +61,7 @@ class Head:
         """``run``: the folder of the private cluster whose psd this is."""
         self.address, self.run, self.of_run = address, run, run is not None
         token = paths.read_token(token_file)
-        self._rpc = RpcClient(address, whoami=c.Whoami(token=token, version=__version__))
+        self._rpc = RpcClient(address, whoami=c.Whoami(token=token))
 
     def close(self) -> None:
         self._rpc.close()

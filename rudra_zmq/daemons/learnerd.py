@@ -173,8 +173,7 @@ class Learnerd(Daemon):
         if self._peer is None:
             return
         if self._registered:
-            free = max(0, self._slots - self._learners.count)
-            self._peer.request(c.HostPing(free=free), self._pinged, timeout=10.0)
+            self._peer.request(c.HostPing(), self._pinged, timeout=10.0)
         elif not self._peer.connected and not self.stopping:
             logger.limited(self._reminder, "warning", str(self._problem))
             if (address := self._address()) != self._peer.address:

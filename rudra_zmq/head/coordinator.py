@@ -23,7 +23,7 @@ from rudra_zmq.errors import ConfigError, NotFound, NotRunning, RefusedBySecurit
 from rudra_zmq.head import files
 from rudra_zmq.head.course import Course
 from rudra_zmq.head.effects import Effect, Send
-from rudra_zmq.head.fleet import LIVENESS_S, PING_S, Fleet, Host
+from rudra_zmq.head.fleet import Fleet, Host
 from rudra_zmq.head.jobs import MOST_LISTED, Book, Job
 from rudra_zmq.head.placement import never_fits
 from rudra_zmq.head.registry import Registry
@@ -239,7 +239,7 @@ class Coordinator:
         self._book.see_host(self._fleet.row(host, {}, self._book.wall(), now))
         logger.info("learnerd registered", host=host.name, pid=host.pid, slots=host.slots)
         # The answer goes out first: what follows are orders to a learnerd that knows that it is registered.
-        self._answer(peer, request, c.Registered(ping_s=PING_S, liveness_s=LIVENESS_S))
+        self._answer(peer, request, c.Registered())
         self._course.crew.registered(host, message.running, now)
         self._course.schedule(now)
 

@@ -107,7 +107,7 @@ class Exchange(Protocol):
     def want(self) -> Answer:
         """Ask for one more lease without a push; nothing new in the answer: there is none to be had now."""
 
-    def log(self, metrics: Mapping[str, float], epoch: int, step: int) -> None:
+    def log(self, metrics: Mapping[str, float], epoch: int) -> None:
         """Report figures of the script."""
 
     def leave(self, reason: str, text: str = "") -> None:

@@ -185,7 +185,8 @@ class Learner:
         values = {name: float(value) for name, value in metrics.items()}
         if len(values) > 64:
             raise UsageError(f"{len(values)} figures in one log()", fix="give at most 64")
-        self._exchange.log(values, self.epoch, self._steps)
+        _log.info("metrics", **(values | {"epoch": self.epoch, "step": self._steps}))
+        self._exchange.log(values, self.epoch)
 
     def save(self, path: str | os.PathLike[str]) -> Path | None:
         """On the chief, write the weights as this learner has them to `path` (safetensors, in `output` if relative).

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from rudra_zmq import log
 from rudra_zmq.core.events import (
     Clock,
     Decision,
@@ -34,8 +33,6 @@ from rudra_zmq.node.vectors import Vector
 from rudra_zmq.node.versions import Versions
 from rudra_zmq.wire.layout import Layout
 from rudra_zmq.wire.messages.data import Attach, Rule
-
-_log = log.get()
 
 
 class LocalExchange:
@@ -113,9 +110,8 @@ class LocalExchange:
         """Answered at once."""
         return self._turn(Want(self.rank, self.incarnation))
 
-    def log(self, metrics: Mapping[str, float], epoch: int, step: int) -> None:
-        """To the log."""
-        _log.info("metrics", epoch=epoch, step=step, **metrics)
+    def log(self, metrics: Mapping[str, float], epoch: int) -> None:
+        """Nobody is there to hear it."""
 
     def leave(self, reason: str, text: str = "") -> None:
         """Nobody is there to hear it."""

@@ -32,7 +32,6 @@ class Pulse:
 
     def __init__(self, context: Context, hello: Hello, node_file: Path, ping_s: float, liveness_s: float) -> None:
         self.stop_asked = False
-        self.steps = 0  # of the learner, for the node's figures
         self._context = context
         self._hello = hello
         self._node_file = node_file
@@ -110,7 +109,7 @@ class Pulse:
 
     def _ping(self, link: Link) -> None:
         while True:
-            link.send(Ping(step=self.steps))
+            link.send(Ping())
             due = time.monotonic() + self._ping_s
             try:
                 pong = link.receive(Pong, seconds=self._liveness_s)

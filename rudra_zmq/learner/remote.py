@@ -153,8 +153,6 @@ class RemoteExchange:
         self._seq += 1
         seq = self._seq
         source = self.gradient
-        if self._pulse is not None:
-            self._pulse.steps = seq
         said = False
 
         def exchange() -> Grant:
@@ -176,15 +174,15 @@ class RemoteExchange:
 
         def ask() -> Grant:
             if not self._expects_grant:
-                self._line.now.send(Want(held=self._clock.timestamp))
+                self._line.now.send(Want())
             return self._receive_grant()
 
         return self._answer(ask)
 
-    def log(self, metrics: Mapping[str, float], epoch: int, step: int) -> None:
+    def log(self, metrics: Mapping[str, float], epoch: int) -> None:
         """Nobody waits for it; it is lost with the connection."""
         if self._line.connected and not self._gone:
-            self._line.now.post(Log(metrics=dict(metrics), epoch=epoch, step=step))
+            self._line.now.post(Log(metrics=dict(metrics), epoch=epoch))
 
     def leave(self, reason: str, text: str = "") -> None:
         """Good-bye, if anybody is there to hear it."""

@@ -15,12 +15,12 @@ Server (psd), in a Loop:
 Daemon (learnerd, node), in a Loop:
 
     peer = RpcPeer(loop, context, address, "learnerd", on_connect=register, on_message=notice, on_lost=lost,
-                   ping=lambda: HostPing(free=3))
+                   ping=lambda: HostPing())
     peer.request(Register(...), on_reply)        # on_reply(message); an Error message too
 
 Command line, blocking:
 
-    with RpcClient(address, whoami=Whoami(token=token, version=__version__)) as client:
+    with RpcClient(address, whoami=Whoami(token=token)) as client:
         jobs = client.call(ListJobs(), expect=Jobs)
 """
 

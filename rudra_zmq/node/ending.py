@@ -167,8 +167,7 @@ class Ending:
         for epoch in work.figures.unfinished:
             work.figures.epoch_done(epoch, work.sync.lam, work.sync.global_batch)
             if work.mailbox is not None and not work.evaluator_lost:
-                now = work.clock()
-                work.mailbox.put(epoch, work.sync.clock, work.model.versions.current, last=True, now=now)
+                work.mailbox.put(epoch, work.sync.clock, work.model.versions.current, work.clock())
                 self._test()
 
     def _export_done(self) -> bool:

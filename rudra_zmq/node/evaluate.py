@@ -22,7 +22,6 @@ class Parcel:
 
     epoch: int
     clock: Clock
-    last: bool
     vector: Vector
 
 
@@ -43,11 +42,11 @@ class Mailbox:
         """What it may take at most."""
         return 2 * layout.nbytes
 
-    def put(self, epoch: int, clock: Clock, weights: Vector, last: bool, now: float) -> None:
+    def put(self, epoch: int, clock: Clock, weights: Vector, now: float) -> None:
         """An epoch is done: copy its weights; what was waiting is superseded."""
         vector = self.waiting.vector if self.waiting else self._free.pop() if self._free else Vector(self._layout)
         vector.copy_from(weights)
-        self.waiting = Parcel(epoch, clock, last, vector)
+        self.waiting = Parcel(epoch, clock, vector)
         self._since = now
 
     def take(self, now: float) -> Parcel | None:

@@ -173,7 +173,6 @@ class Lead:
         clock = self.opening.clock
         welcome = wire.Welcome(
             generation=clock.generation,
-            timestamp=clock.timestamp,
             job=work.spec.toml,
             lam=work.job.learners.count if work.sync is None else work.sync.lam,
             chunk=CHUNK,

@@ -70,7 +70,6 @@ class Psd:
         hello = NodeHello(
             job=spec.job,
             token=spec.token,
-            shard=0,
             generation=spec.generation,
             pid=os.getpid(),
             addresses=self._addresses,

@@ -19,13 +19,13 @@ class Testing:
         self._work = work
         self._reached = reached
 
-    def epoch_done(self, epoch: int, clock: Clock, last: bool) -> None:
+    def epoch_done(self, epoch: int, clock: Clock) -> None:
         """The current version is an epoch's weights."""
         work = self._work
         if work.mailbox is None or work.model is None or work.evaluator_lost:
             self._settle(epoch - 1)
             return
-        work.mailbox.put(epoch, clock, work.model.versions.current, last, work.clock())
+        work.mailbox.put(epoch, clock, work.model.versions.current, work.clock())
         self.next()
 
     def restored(self) -> None:
@@ -35,7 +35,7 @@ class Testing:
             return
         epoch, update = figures.ended
         if update == sync.clock.timestamp and figures.untested(epoch):
-            self.epoch_done(epoch, sync.clock, last=epoch == self._work.job.job.epochs - 1)
+            self.epoch_done(epoch, sync.clock)
 
     def _settle(self, epoch: int) -> None:
         if self._work.figures is not None:
@@ -79,7 +79,6 @@ class Testing:
                 timestamp=parcel.clock.timestamp,
                 key=key,
                 nbytes=len(parcel.vector.data),
-                last=parcel.last,
             )
         )
         # The mailbox keeps the buffer until the result is in, or another evaluator has come.

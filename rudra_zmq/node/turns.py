@@ -131,7 +131,6 @@ class Turns:
         assert work.sync is not None and work.figures is not None
         work.account()
         row = work.figures.epoch_done(action.epoch, work.sync.lam, work.sync.global_batch)
-        last = action.epoch == work.job.job.epochs - 1
         work.event(
             "I",
             f"epoch {action.epoch + 1}: {row.samples:,} samples ({row.distinct:,} distinct), {row.updates:,} updates",
@@ -143,7 +142,7 @@ class Turns:
                 f"mean staleness of epoch {action.epoch + 1} is {row.staleness_mean:.1f}, above {limit:.1f}: "
                 "a learner is much slower than the others, or accumulates; sync.max_staleness would bound it",
             )
-        self.testing.epoch_done(action.epoch, action.clock, last)
+        self.testing.epoch_done(action.epoch, action.clock)
 
     def _members(self, action: Members) -> None:
         work = self.work

@@ -57,7 +57,7 @@ def wrong_messages(spec: dict[str, Any]) -> Iterator[list[bytes]]:
     yield from frames(data.Hello(role="learner", **{**hello, "incarnation": 0}), data.Push(**future), data.Push(**many))
     envelope = control.Envelope("x", False)
     for message in (
-        control.Whoami(token="0" * 64, version="0"),
+        control.Whoami(token="0" * 64),
         control.StopJob(job=spec["job"], now=True),
         control.RemoveJob(job=spec["job"]),
         control.NodeDone(job=spec["job"], state="DONE", reason="", progress=control.Progress(state="DONE")),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rudra_zmq.net.bulk import BulkError, BulkInbox, BulkReceiver, BulkSender
 from rudra_zmq.net.sockets import WINDOW, PeerGone
 from rudra_zmq.wire.codec import CHUNK, Buffer, decode_to_node
-from rudra_zmq.wire.messages.data import Chunk, Credit, Ping
+from rudra_zmq.wire.messages.data import Chunk, Credit, Mapped
 
 
 class Wire:
@@ -51,7 +51,7 @@ def test_any_sizes_any_window_any_queue(sizes: list[int], window: int, chunk: in
     for key, source in enumerate(sources):
         inbox.expect(key, targets[key], chunk=chunk)
         sender.vector(key, source, lambda key=key: sent.append(key))
-        sender.message(Ping(step=key))
+        sender.message(Mapped(nonce=key))
     outstanding = chunks = 0
     closed: list[int] = []
     while len(closed) < len(sizes):
@@ -62,9 +62,9 @@ def test_any_sizes_any_window_any_queue(sizes: list[int], window: int, chunk: in
                 chunks += 1
                 inbox.chunk(message, payload)
             else:
-                receiver = inbox.take(message.step)
+                receiver = inbox.take(message.nonce)
                 assert receiver is not None and receiver.complete
-                closed.append(message.step)
+                closed.append(message.nonce)
         elif back and random.random() < 0.7:
             sender.credit(back.popleft().chunks)
         else:
@@ -90,13 +90,13 @@ class TestSender:
     def test_messages_wait_their_turn(self) -> None:
         wire = Wire()
         sender = BulkSender(wire.send, 1, chunk=10)
-        assert sender.message(Ping(step=1)) is True
+        assert sender.message(Mapped(nonce=1)) is True
         sender.vector(1, bytes(20))
-        assert sender.message(Ping(step=2)) is False
-        assert [type(wire.next()[0]) for _ in range(2)] == [Ping, Chunk]
+        assert sender.message(Mapped(nonce=2)) is False
+        assert [type(wire.next()[0]) for _ in range(2)] == [Mapped, Chunk]
         assert not wire.frames
         assert sender.credit(1) is True
-        assert [type(wire.next()[0]) for _ in range(2)] == [Chunk, Ping]
+        assert [type(wire.next()[0]) for _ in range(2)] == [Chunk, Mapped]
 
     def test_a_full_queue_loses_nothing(self) -> None:
         wire = Wire(room=2)

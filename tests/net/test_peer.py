@@ -10,7 +10,7 @@ from rudra_zmq.net.peer import RpcPeer
 from rudra_zmq.net.retry import FAST_FOR, LONGEST, Backoff
 from rudra_zmq.net.rpc import RpcServer
 from rudra_zmq.net.sockets import Router
-from rudra_zmq.wire.messages.control import Error, HostPing, ListHosts, NodeStop, Ok, Register
+from rudra_zmq.wire.messages.control import Error, GetJob, ListHosts, NodeStop, Ok, Register
 from rudra_zmq.wire.messages.data import Message
 from tests.net.conftest import Net, until
 
@@ -86,11 +86,11 @@ def test_it_registers_and_asks(net: Net, kind: str) -> None:
     answers: list[Any] = []
     world.peer.request(ListHosts(), answers.append)
     until(world.loop, lambda: answers)
-    assert world.peer.notify(HostPing(free=3))
+    assert world.peer.notify(GetJob(job="3"))
     until(world.loop, lambda: len(world.seen) == 3)
     assert world.registered == [Ok(text="Register")]
     assert answers == [Ok(text="ListHosts")]
-    assert [message for _, message in world.seen] == [REGISTER, ListHosts(), HostPing(free=3)]
+    assert [message for _, message in world.seen] == [REGISTER, ListHosts(), GetJob(job="3")]
     assert world.lost == []
 
 
@@ -105,7 +105,7 @@ def test_it_comes_back_with_a_new_identity(net: Net, kind: str) -> None:
     until(world.loop, lambda: unanswered)
     assert isinstance(unanswered[0], Error) and unanswered[0].code == "unreachable"
     assert world.lost == ["connection closed by the other side"]
-    assert world.peer.notify(HostPing(free=1)) is False
+    assert world.peer.notify(GetJob(job="1")) is False
     world.mute = False
     world.serve()
     until(world.loop, lambda: len(world.registered) == 2)
@@ -115,8 +115,8 @@ def test_it_comes_back_with_a_new_identity(net: Net, kind: str) -> None:
 
 
 def test_a_silent_server_is_a_lost_one(net: Net) -> None:
-    world = World(net, ping=lambda: HostPing(free=2), ping_s=0.01, liveness_s=1.0)
-    until(world.loop, lambda: (world.seen[-1:] or [(b"", None)])[0][1] == HostPing(free=2))
+    world = World(net, ping=lambda: GetJob(job="2"), ping_s=0.01, liveness_s=1.0)
+    until(world.loop, lambda: (world.seen[-1:] or [(b"", None)])[0][1] == GetJob(job="2"))
     assert world.lost == []
     world.mute = True
     until(world.loop, lambda: world.lost)
@@ -126,8 +126,8 @@ def test_a_silent_server_is_a_lost_one(net: Net) -> None:
 
 
 def test_pings_keep_it_alive(net: Net) -> None:
-    world = World(net, ping=lambda: HostPing(free=2), ping_s=0.1, liveness_s=0.6)
-    until(world.loop, lambda: sum(message == HostPing(free=2) for _, message in world.seen) >= 6)
+    world = World(net, ping=lambda: GetJob(job="2"), ping_s=0.1, liveness_s=0.6)
+    until(world.loop, lambda: sum(message == GetJob(job="2") for _, message in world.seen) >= 6)
     assert world.lost == []
 
 

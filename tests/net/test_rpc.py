@@ -22,7 +22,6 @@ from rudra_zmq.wire.messages.control import (
     Error,
     GetEvents,
     GetJob,
-    HostPing,
     Jobs,
     ListJobs,
     NodeStop,
@@ -100,11 +99,11 @@ class TestServer:
 
         psd = Psd(net, handler)
         dealer = net.dealer(psd.address)
-        psd.ask(dealer, HostPing(free=1))
-        psd.ask(dealer, HostPing(free=2), "1")
+        psd.ask(dealer, GetJob(job="1"))
+        psd.ask(dealer, GetJob(job="2"), "1")
         assert psd.answer(dealer) == (Envelope("1", True), Ok())
         assert dealer.recv() is None
-        assert seen == [("", HostPing(free=1)), ("1", HostPing(free=2))]
+        assert seen == [("", GetJob(job="1")), ("1", GetJob(job="2"))]
 
     def test_a_repeated_request_runs_once(self, net: Net) -> None:
         runs: list[str] = []
@@ -115,11 +114,11 @@ class TestServer:
 
         psd = Psd(net, handler)
         first, second = net.dealer(psd.address), net.dealer(psd.address)
-        psd.ask(first, HostPing(free=1), "same")
+        psd.ask(first, GetJob(job="1"), "same")
         assert psd.answer(first)[1] == Ok(text="run 1")
-        psd.ask(second, HostPing(free=1), "same")
+        psd.ask(second, GetJob(job="1"), "same")
         assert psd.answer(second)[1] == Ok(text="run 1")
-        psd.ask(second, HostPing(free=1), "other")
+        psd.ask(second, GetJob(job="1"), "other")
         assert psd.answer(second)[1] == Ok(text="run 2")
         assert runs == ["same", "other"]
 
@@ -162,7 +161,7 @@ class TestServer:
     def test_requests_of_its_own(self, net: Net) -> None:
         psd = Psd(net, lambda peer, id, message: Ok())
         dealer = net.dealer(psd.address)
-        psd.ask(dealer, HostPing(free=1), "1")
+        psd.ask(dealer, GetJob(job="1"), "1")
         psd.answer(dealer)
         stop = NodeStop(now=True, state="STOPPED", reason="asked")
         assert psd.server.send(dealer.identity, stop, id="mine")
@@ -183,7 +182,7 @@ class TestServer:
     def test_a_vanished_peer_is_told_of(self, net: Net) -> None:
         psd = Psd(net, lambda peer, id, message: Ok())
         dealer = net.dealer(psd.address)
-        psd.ask(dealer, HostPing(free=1), "1")
+        psd.ask(dealer, GetJob(job="1"), "1")
         psd.answer(dealer)
         dealer.close(0.0)
         until(psd.loop, lambda: not psd.server.send(dealer.identity, Ok()))
@@ -193,7 +192,7 @@ class TestServer:
     def test_a_full_queue_is_counted_and_nobody_waits(self, net: Net) -> None:
         psd = Psd(net, lambda peer, id, message: Ok())
         dealer = net.dealer(psd.address)
-        psd.ask(dealer, HostPing(free=1), "1")
+        psd.ask(dealer, GetJob(job="1"), "1")
         psd.answer(dealer)
         text = Ok(text="x" * 4000)
         sent = 0
@@ -202,13 +201,13 @@ class TestServer:
             assert sent < 20_000
         assert psd.server.drops["full"] == 1
         other = net.dealer(psd.address)
-        psd.ask(other, HostPing(free=2), "2")
+        psd.ask(other, GetJob(job="2"), "2")
         assert psd.answer(other)[1] == Ok()
 
     def test_bad_input_is_counted_by_reason(self, net: Net, kind: str) -> None:
         psd = Psd(net, lambda peer, id, message: Ok(), kind)
         dealer = net.dealer(psd.address)
-        good = encode_control(Envelope("1", False), HostPing(free=1))
+        good = encode_control(Envelope("1", False), GetJob(job="1"))
         for frames in (
             [b""],
             [b"GET / HTTP/1.1"],
@@ -269,15 +268,15 @@ class TestClient:
             return Jobs(rows=[]) if isinstance(message, ListJobs) else Ok()
 
         path = net.path()
-        who = Whoami(token="t", version="1")
+        who = Whoami(token="t")
         with in_thread(serving(net, path, handler)), RpcClient(f"ipc://{path}", whoami=who) as client:
             assert client.call(ListJobs(), expect=Jobs) == Jobs(rows=[])
             assert client.call(ListJobs()) == Jobs(rows=[])
             with pytest.raises(NotFound) as caught:
                 client.call(GetJob(job="x"))
             assert str(caught.value) == "no such job (x). Fix: see rudra jobs"
-            with pytest.raises(RudraError, match="Ok came as the answer to HostPing"):
-                client.call(HostPing(free=1), expect=Jobs)
+            with pytest.raises(RudraError, match="Ok came as the answer to DiskUse"):
+                client.call(DiskUse(), expect=Jobs)
         assert seen.count(who) == 1
         assert seen[0] == who
 
@@ -288,7 +287,7 @@ class TestClient:
             return None
 
         path = net.path()
-        who = Whoami(token="wrong", version="1")
+        who = Whoami(token="wrong")
         with (
             in_thread(serving(net, path, handler)),
             RpcClient(f"ipc://{path}", whoami=who) as client,
@@ -348,7 +347,7 @@ class TestClient:
 
             def ask() -> None:
                 with RpcClient(f"ipc://{path}") as client:
-                    asked.append(client.call(HostPing(free=1), expect=Ok))
+                    asked.append(client.call(GetJob(job="1"), expect=Ok))
 
             loop.after(0.0, ask)
             return asked, lambda: None

@@ -67,7 +67,6 @@ class LearnerRow(msgspec.Struct, frozen=True, kw_only=True):
     gradients: Count = 0
     samples_per_s: float = 0.0
     silent: Seconds = 0.0
-    rss: Count = 0
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +175,6 @@ class Whoami(Message, frozen=True, tag="whoami"):
     """First on each control connection that is not a daemon's; carries the token of a 0600 file."""
 
     token: Short
-    version: Short
 
 
 class Submit(Message, frozen=True, tag="submit"):
@@ -311,14 +309,11 @@ class Register(Message, frozen=True, tag="register"):
 
 
 class Registered(Message, frozen=True, tag="registered"):
-    ping_s: Seconds
-    liveness_s: Seconds
+    """The head knows it: orders follow."""
 
 
 class HostPing(Message, frozen=True, tag="host_ping"):
     """Liveness of a learnerd, sent from its working loop; answered by Ok."""
-
-    free: Count
 
 
 class StartLearners(Message, frozen=True, tag="start_learners"):
@@ -397,7 +392,6 @@ class NodeHello(Message, frozen=True, tag="node_hello"):
 
     job: JobId
     token: Short
-    shard: Count
     generation: Count
     pid: Count
     addresses: Places

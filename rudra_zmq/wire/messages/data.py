@@ -140,8 +140,6 @@ class Push(Message, frozen=True, tag="push"):
 class Want(Message, frozen=True, tag="want"):
     """Every lease was begun and no push is due: asks for one more."""
 
-    held: Count  # timestamp of the weights that the learner has
-
 
 class InitDone(Message, frozen=True, tag="init_done"):
     """Closes the upload of version 0."""
@@ -165,15 +163,12 @@ class Mapped(Message, frozen=True, tag="mapped"):
 class Ping(Message, frozen=True, tag="ping"):
     """Liveness, from the pulse connection; any traffic counts as life."""
 
-    step: Count = 0
-
 
 class Log(Message, frozen=True, tag="log"):
     """Figures that a script reports (learner.log)."""
 
     metrics: Metrics
     epoch: Count = 0
-    step: Count = 0
 
 
 class TestResult(Message, frozen=True, tag="test_result"):
@@ -205,7 +200,6 @@ class Welcome(Message, frozen=True, tag="welcome"):
     ``shm``: path of the Unix socket that hands out the node's memory; empty where none is shared."""
 
     generation: Count
-    timestamp: Count
     job: Annotated[str, Meta(max_length=262144)]
     lam: Count
     chunk: Annotated[int, Meta(ge=1, le=1048576)]
@@ -289,14 +283,13 @@ class Pong(Message, frozen=True, tag="pong"):
 
 
 class Evaluate(Message, frozen=True, tag="evaluate"):
-    """Test the weights of this epoch; chunks follow. ``last``: the job waits for this one, then bye."""
+    """Test the weights of this epoch; chunks follow."""
 
     epoch: Count
     generation: Count
     timestamp: Count
     key: Count
     nbytes: Count
-    last: bool
 
 
 class Finish(Message, frozen=True, tag="finish"):

@@ -284,9 +284,7 @@ def test_an_evaluator_tests_what_comes_and_ends_when_told(stage: Stage) -> None:
     def send(peer: Peer, epoch: int) -> None:
         assert node.weights is not None
         nbytes = len(node.weights.data)
-        peer.out.message(
-            Evaluate(epoch=epoch, generation=1, timestamp=epoch + 5, key=9 + epoch, nbytes=nbytes, last=epoch == 1)
-        )
+        peer.out.message(Evaluate(epoch=epoch, generation=1, timestamp=epoch + 5, key=9 + epoch, nbytes=nbytes))
         peer.out.vector(9 + epoch, node.weights.data)
 
     answer = node._answer

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from rudra_zmq import __version__, paths
+from rudra_zmq import paths
 from rudra_zmq.net.rpc import RpcClient
 from rudra_zmq.wire.messages import control as c
 
@@ -87,7 +87,7 @@ class Place:
     def client(self, token: str = "") -> RpcClient:
         endpoint = self.endpoint()
         token = token or paths.read_token(Path(endpoint["token_file"]))
-        made = RpcClient(endpoint["address"], whoami=c.Whoami(token=token, version=__version__))
+        made = RpcClient(endpoint["address"], whoami=c.Whoami(token=token))
         self.clients.append(made)
         return made
 

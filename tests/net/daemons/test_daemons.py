@@ -335,9 +335,7 @@ def test_a_thousand_connections_leave_memory_flat(place: Place) -> None:
 
         context = make_context("control")
         for _ in range(count):
-            with RpcClient(
-                place.endpoint()["address"], whoami=c.Whoami(token=token, version="x"), context=context
-            ) as client:
+            with RpcClient(place.endpoint()["address"], whoami=c.Whoami(token=token), context=context) as client:
                 client.call(c.ListJobs(), expect=c.Jobs)
         context.close(5.0)
 

@@ -234,7 +234,7 @@ class FakeNode:
     def welcome(self, **other: Any) -> Welcome:
         """The greeting."""
         fields: dict[str, Any] = {
-            "generation": self.generation, "timestamp": self.timestamp, "job": self.toml, "lam": 1, "chunk": CHUNK,
+            "generation": self.generation, "job": self.toml, "lam": 1, "chunk": CHUNK,
             "credit": WINDOW, "ping_s": self.ping_s, "liveness_s": self.liveness_s, "chief": True,
         }  # fmt: skip
         return Welcome(**{**fields, **other})

@@ -64,7 +64,7 @@ def test_a_job_from_hello_to_bye(node: FakeNode, connect: Connect) -> None:
     assert np.array_equal(desk.weights.params, ramp(desk.layout) - 0.5) and (desk.weights.floats == 3.0).all()
     while not answer.done:
         answer = desk.push()
-    exchange.log({"x": 1.0}, 1, 4)
+    exchange.log({"x": 1.0}, 4)
     exchange.leave("done")
     node.wait_for(lambda: bool(node.of(Bye)))
     pushes = node.of(Push)

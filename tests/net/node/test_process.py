@@ -62,7 +62,7 @@ def test_a_job_is_unaffected_by_what_strangers_send(rig_of: RigOf) -> None:
         d.Hello(role="learner", job=JOB, token=TOKEN, rank=0, incarnation=1, pid=4711),
         d.Hello(role="pulse", job=JOB, token=TOKEN, rank=1, incarnation=1, pid=4711),
         d.Hello(role="learner", job=JOB, token=TOKEN, rank=9, incarnation=1),
-        push, d.Ping(), d.Want(held=0), d.Bye(reason="drain"), ATTACH, d.Data(samples=30, minibatch=0),
+        push, d.Ping(), d.Want(), d.Bye(reason="drain"), ATTACH, d.Data(samples=30, minibatch=0),
     ]  # fmt: skip
     crew = rig.crew(2, SAMPLES)
     made = 0

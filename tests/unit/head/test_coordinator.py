@@ -21,7 +21,7 @@ def error(reply: object, code: str) -> c.Error:
 @pytest.mark.parametrize(
     "message",
     [
-        c.ListJobs(), c.GetJob(job=""), c.StopJob(job="aaaaaa"), c.HostPing(free=1), c.Ok(),
+        c.ListJobs(), c.GetJob(job=""), c.StopJob(job="aaaaaa"), c.HostPing(), c.Ok(),
         c.NodeReport(job="aaaaaa", progress=c.Progress(state="DONE")), c.NodeStop(now=True, state="FAILED", reason=""),
     ],
     ids=lambda m: type(m).__name__,
@@ -33,7 +33,7 @@ def test_strangers_are_refused_and_counted(world: World, message: c.Message) -> 
 
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], TOKEN + "t", "ü" * 64])
 def test_a_wrong_token_opens_nothing(world: World, token: str) -> None:
-    error(world.send(b"x", c.Whoami(token=token, version="1")), "security")
+    error(world.send(b"x", c.Whoami(token=token)), "security")
     error(world.send(b"x", c.Register(token=token, name="a", slots=1, pid=1, boot="b")), "security")
     error(world.send(b"x", c.ListJobs()), "security")
     assert world.head.refused == 3
@@ -41,7 +41,7 @@ def test_a_wrong_token_opens_nothing(world: World, token: str) -> None:
 
 def test_roles_do_not_mix(world: World) -> None:
     job = world.running()
-    error(world.send(b"cli", c.HostPing(free=1)), "security")
+    error(world.send(b"cli", c.HostPing()), "security")
     error(
         world.send(b"cli", c.NodeDone(job=job, state="DONE", reason="", progress=c.Progress(state="DONE"))), "security"
     )
@@ -54,9 +54,9 @@ def test_a_node_speaks_for_its_own_job_alone(world: World) -> None:
     one = world.running(1)
     two = world.submit(1)
     token = world.registry.stored(one).token
-    hello = c.NodeHello(job=two, token=token, shard=0, generation=1, pid=1, addresses=[])
+    hello = c.NodeHello(job=two, token=token, generation=1, pid=1, addresses=[])
     error(world.send(b"node", hello), "security")
-    late = c.NodeHello(job=one, token=token, shard=0, generation=9, pid=1, addresses=[])
+    late = c.NodeHello(job=one, token=token, generation=9, pid=1, addresses=[])
     error(world.send(b"other", late), "security")
     error(world.send(b"node", c.NodeEvent(job=two, level="I", text="x")), "security")
     assert "x" not in world.story(two)
@@ -78,7 +78,7 @@ def test_a_bug_is_told_and_survived(world: World, monkeypatch: pytest.MonkeyPatc
 
 def test_many_connections_cost_bounded_memory(world: World) -> None:
     for n in range(5000):
-        world.head.handle(b"p%d" % n, "", c.Whoami(token=TOKEN, version="1"), world.now + n)
+        world.head.handle(b"p%d" % n, "", c.Whoami(token=TOKEN), world.now + n)
     assert len(world.head._peers) <= 4096
     assert isinstance(world.send(b"p4999", c.ListJobs()), c.Jobs)
 

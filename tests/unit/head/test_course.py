@@ -509,7 +509,7 @@ def test_a_silent_learnerd_costs_no_learner(world: World) -> None:
     world.wait(60.0, alive=())
     assert world.sent(c.LearnerGone) == []
     assert "learnerd on a is silent for 3 s" in world.story(job)
-    assert world.send(b"a", c.HostPing(free=1)).code == "not-found"  # type: ignore[union-attr]
+    assert world.send(b"a", c.HostPing()).code == "not-found"  # type: ignore[union-attr]
     world.register(running=[(job, 0, 1, 700), (job, 1, 1, 701), (job, EVALUATOR, 1, 702)])
     assert world.sent(c.StartLearners) == []
     assert len(world.sent(c.NodeMoved)) == 1

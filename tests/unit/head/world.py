@@ -73,7 +73,7 @@ class World:
         return None
 
     def cli(self, message: Message) -> Message | None:
-        assert isinstance(self.send(b"cli", c.Whoami(token=TOKEN, version="0")), c.Ok)
+        assert isinstance(self.send(b"cli", c.Whoami(token=TOKEN)), c.Ok)
         return self.send(b"cli", message)
 
     def submit(self, count: int = 2, name: str = "demo", request: str = "", toml: str = TOML) -> str:
@@ -97,7 +97,6 @@ class World:
             c.NodeHello(
                 job=job,
                 token=self.registry.stored(job).token,
-                shard=0,
                 generation=generation,
                 pid=600,
                 addresses=[f"ipc:///n{generation}"],
@@ -149,7 +148,7 @@ class World:
         while self.now < end:
             self.now = min(self.now + step, end)
             for peer in alive:
-                self.effects += self.head.handle(peer, "", c.HostPing(free=0), self.now)
+                self.effects += self.head.handle(peer, "", c.HostPing(), self.now)
             self.effects += self.head.tick(self.now)
 
     # ------------------------------------------------------------------------------------ reading

@@ -42,7 +42,7 @@ class Remembering(LocalExchange):
         self.answers.append(answer)
         return answer
 
-    def log(self, metrics: Any, epoch: int, step: int) -> None:
+    def log(self, metrics: Any, epoch: int) -> None:
         self.logs.append(dict(metrics))
 
     def leave(self, reason: str, text: str = "") -> None:

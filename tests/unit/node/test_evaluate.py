@@ -23,8 +23,8 @@ def _weights(layout: Layout, value: float) -> Vector:
     return vector
 
 
-def _put(box: Mailbox, layout: Layout, epoch: int, last: bool = False, now: float = 0.0) -> None:
-    box.put(epoch, Clock(1, 10 * epoch), _weights(layout, float(epoch)), last, now)
+def _put(box: Mailbox, layout: Layout, epoch: int, now: float = 0.0) -> None:
+    box.put(epoch, Clock(1, 10 * epoch), _weights(layout, float(epoch)), now)
 
 
 def test_newest_wins_while_the_evaluator_is_busy(layout: Layout) -> None:
@@ -68,11 +68,11 @@ def test_a_result_of_something_else_is_refused(layout: Layout) -> None:
 
 def test_an_evaluator_that_dies_gets_it_again(layout: Layout) -> None:
     box = Mailbox(layout)
-    _put(box, layout, 4, last=True)
+    _put(box, layout, 4)
     assert box.take(0.0) is not None
     box.gone()
     again = box.take(1.0)
-    assert again is not None and again.epoch == 4 and again.last
+    assert again is not None and again.epoch == 4
 
 
 def test_an_evaluator_that_dies_gets_the_newer_one(layout: Layout) -> None:
@@ -95,5 +95,5 @@ def test_patience_follows_the_longest_test(layout: Layout) -> None:
     box.take(110.0)
     assert box.deadline() == 110.0 + PATIENCE_S
     box.result(0, Clock(1, 0), 7.0, 120.0)
-    _put(box, layout, 1, last=True, now=130.0)
+    _put(box, layout, 1, now=130.0)
     assert box.deadline() == 130.0 + PATIENCE_S + PATIENCE_TESTS * 7.0

@@ -220,7 +220,7 @@ def test_messages_out_of_place(stage_of: StageOf) -> None:
     peer = Peer(stage, 0)
     peer.hello(pulse=True)
     peer.say(d.Push(rank=0, incarnation=1, seq=1, generation=1, key=1, groups=[d.Group(0, 1, 0, [])], nbytes=0))
-    peer.say(d.Want(held=0))
+    peer.say(d.Want())
     peer.say(d.TestResult(epoch=0, generation=1, timestamp=0, metrics={}, seconds=1.0))
     stage.say(peer.pulse, ATTACH)
     assert stage.drops() == {"early-push": 1, "early-want": 1, "out-of-place": 2}
@@ -269,7 +269,7 @@ def test_want_is_answered_at_once_and_without_weights(stage_of: StageOf) -> None
     zero, one = stage.crew(2)
     first = zero.hear()
     one.push(1.0)
-    zero.say(d.Want(held=0))
+    zero.say(d.Want())
     grant = zero.hear()
     assert len(grant.leases) > len(first.leases)
     assert (grant.timestamp, grant.nbytes, grant.key, grant.ack) == (0, 0, first.key, 0)
@@ -366,7 +366,7 @@ def test_leases_are_bounded(stage_of: StageOf) -> None:
     zero, _ = stage.crew(2, samples=32_000, prefetch=1024)
     assert len(zero.hear().leases) == 65
     for _ in range(1000):
-        zero.say(d.Want(held=0))
+        zero.say(d.Want())
     messages = [m for m in zero.box if not isinstance(m, tuple)]
     assert max(len(m.leases) for m in messages if isinstance(m, d.Grant)) <= 600
     assert any(isinstance(m, d.Refused) and "without a push" in m.message for m in messages)

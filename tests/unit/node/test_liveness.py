@@ -71,7 +71,7 @@ def test_the_pulse_is_a_sign_of_life(stage_of: StageOf) -> None:
     computing.hello(pulse=True)  # its pulse joins later
     computing.say(ATTACH)
     for _ in range(60):
-        stage.say(computing.pulse, d.Ping(step=1))
+        stage.say(computing.pulse, d.Ping())
         stage.pass_time(0.5, alive=[alive])
     assert not stage.events("silent")
     assert sum(isinstance(m, d.Pong) for m in stage.boxes[computing.pulse]) == 60

@@ -29,7 +29,7 @@ from rudra_zmq.wire.codec import (
     refusal,
 )
 from rudra_zmq.wire.messages import control, data
-from rudra_zmq.wire.messages.data import Chunk, Grant, Group, Hello, Message, Ping, Push
+from rudra_zmq.wire.messages.data import Chunk, Grant, Group, Hello, Mapped, Message, Push
 
 PUSH = Push(
     rank=3, incarnation=1, seq=7, generation=1, key=99, groups=[Group(41, 1, 32, [(0, 64, 96)])], nbytes=400,
@@ -103,8 +103,8 @@ class TestRoundTrip:
         assert payload is not None and bytes(payload) == b"abc"
 
     def test_a_newer_sender_may_have_more_fields(self) -> None:
-        body = msgspec.msgpack.encode({"m": "ping", "step": 4, "colour": "red"})
-        assert decode_to_node([PREFIX + body]) == (Ping(step=4), None)
+        body = msgspec.msgpack.encode({"m": "mapped", "nonce": 4, "colour": "red"})
+        assert decode_to_node([PREFIX + body]) == (Mapped(nonce=4), None)
 
     def test_a_payload_of_any_item_size_is_measured_in_bytes(self) -> None:
         doubles = memoryview(bytearray(CHUNK + 8)).cast("d")
@@ -127,9 +127,9 @@ class TestRefused:
             ([PREFIX + msgspec.msgpack.encode({"m": "ping"}) + b"\0"], "malformed"),
             ([PREFIX + msgspec.msgpack.encode({"m": "grant"})], "field"),
             ([PREFIX + msgspec.msgpack.encode({"step": 1})], "field"),
-            ([PREFIX + msgspec.msgpack.encode({"m": "ping", "step": -1})], "field"),
-            ([PREFIX + msgspec.msgpack.encode({"m": "ping", "step": 2**53 + 1})], "field"),
-            ([PREFIX + msgspec.msgpack.encode({"m": "ping", "step": 1.5})], "field"),
+            ([PREFIX + msgspec.msgpack.encode({"m": "mapped", "nonce": -1})], "field"),
+            ([PREFIX + msgspec.msgpack.encode({"m": "mapped", "nonce": 2**53 + 1})], "field"),
+            ([PREFIX + msgspec.msgpack.encode({"m": "mapped", "nonce": 1.5})], "field"),
             ([PREFIX + msgspec.msgpack.encode([1, 2])], "field"),
             ([PREFIX + b"\x91" * 200_000], "field"),
             ([PREFIX + b"\x82\xa1m\xa4ping\xa1z" + b"\x91" * 200_000], "malformed"),
@@ -173,7 +173,7 @@ class TestRefused:
 
     def test_what_breaks_a_limit_is_not_sent(self) -> None:
         with pytest.raises(WireError, match="field"):
-            encode_data(Ping(step=-1))
+            encode_data(Mapped(nonce=-1))
         with pytest.raises(WireError, match="field"):
             encode_data(msgspec.structs.replace(PUSH, rates=[float("nan")]))
         with pytest.raises(WireError, match="field"):

@@ -235,10 +235,10 @@ def test_figures(page: Page) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("step ", "stop "), ("count", "short"), ("  0  ", "  1  "), ("``ping``", "``pang``")],
+    [("epoch ", "epoxh "), ("count", "short"), ("  0  ", "  1  "), ("``log``", "``lag``")],
     ids=["name", "type", "default", "message"],
 )
 def test_a_difference_would_be_found(page: Page, old: str, new: str) -> None:
-    start = page.text.index("\n``ping``\n")
+    start = page.text.index("\n``log``\n")
     changed = page.text[:start] + page.text[start:].replace(old, new, 1)
-    assert described(Page(changed)).get("ping") != fields_of(data.Ping)
+    assert described(Page(changed)).get("log") != fields_of(data.Log)

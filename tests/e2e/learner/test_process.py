@@ -126,6 +126,7 @@ def test_a_script_runs_as_by_hand_and_trains_to_the_end(stage: Stage) -> None:
     assert node.of(Bye)[0].reason == "done"
     log = (stage.folder / "learner.log").read_text()
     assert " I learner[0] started job=ab12cd incarnation=1" in log and " I learner[0] ended reason=done" in log
+    assert " metrics accuracy=0.25 epoch=1 step=4" in log
 
 
 def test_workers_load_data_for_a_script_without_a_main_guard(stage: Stage) -> None:

@@ -12,6 +12,12 @@ MODULATIONS = ("auto", "none", "n", "average", "staleness", "inverse-sqrt")
 ON_STALE = ("drop", "hold")
 ON_LOST = ("shrink", "wait", "fail")
 
+MAX_SAMPLES = 1 << 37
+"""Of an epoch: with 65,536 learners, who may each take all of them at once, every number of samples is below 2**53."""
+
+MAX_COUNT = 1 << 53
+"""Of samples in all epochs: up to here a double is exact."""
+
 
 @dataclass(frozen=True, slots=True)
 class SyncParams:
@@ -88,11 +94,15 @@ class DataParams:
     max_updates: int = 0
 
     def validate(self) -> None:
-        """Raise ValueError, one line, if there is nothing to train on."""
+        """Raise ValueError, one line, if there is nothing to train on, or more than can be counted."""
         if self.samples < 1:
             raise ValueError(f"{self.samples} samples are too few to train on")
+        if self.samples > MAX_SAMPLES:
+            raise ValueError(f"{self.samples} samples are more than {MAX_SAMPLES}")
         if self.epochs < 1:
             raise ValueError(f"job.epochs = {self.epochs} is less than 1")
+        if self.samples * self.epochs > MAX_COUNT:
+            raise ValueError(f"{self.samples} samples in each of {self.epochs} epochs are more than {MAX_COUNT}")
         if self.max_updates < 0:
             raise ValueError(f"a stop after {self.max_updates} updates is impossible")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def never_fits(count: int, hosts: Mapping[str, Slots]) -> str:
 def place(count: int, hosts: Mapping[str, Slots]) -> dict[int, str] | None:
     """rank -> host for ranks 0..count-1, or None where too few slots are free."""
     order = sorted(hosts, key=lambda name: (-hosts[name].free, name))
-    homes = [name for name in order for _ in range(hosts[name].free)]
-    return dict(enumerate(homes[:count])) if len(homes) >= count else None
+    homes = list(islice((name for name in order for _ in range(hosts[name].free)), count))
+    return dict(enumerate(homes)) if len(homes) == count else None
 
 
 def schedule(queue: Sequence[Wanted], hosts: Mapping[str, Slots]) -> Plan:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from rudra_zmq.core.params import MAX_SAMPLES
 from rudra_zmq.errors import Rejected
 from rudra_zmq.learner.seeds import SAMPLE, mix, seed_everything
 from rudra_zmq.learner.workers import Carried
@@ -43,6 +44,9 @@ def length(dataset: Any) -> int:
     samples = len(dataset)
     if samples < 1:
         raise Rejected(f"{type(dataset).__name__} is empty", where=WHERE, fix="see where its samples come from")
+    if samples > MAX_SAMPLES:
+        text = f"{type(dataset).__name__} says that it has {samples} samples, more than {MAX_SAMPLES}"
+        raise Rejected(text, where=WHERE, fix="look at its __len__")
     return samples
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from rudra_zmq import log
 from rudra_zmq.config.load import job_from_toml
 from rudra_zmq.core.events import Clock, Lease, Span
-from rudra_zmq.errors import UsageError
+from rudra_zmq.errors import Rejected, UsageError
 from rudra_zmq.learner.exchange import Answer, Gradient, Job, RuleVerdict
 from rudra_zmq.learner.line import GIVE_UP_S, Line, hello_of
 from rudra_zmq.learner.link import LinkLost
@@ -28,7 +28,7 @@ from rudra_zmq.learner.shared import NotShared, SharedMemory, share
 from rudra_zmq.learner.spec import LearnerSpec
 from rudra_zmq.net.sockets import make_context
 from rudra_zmq.node.vectors import Vector
-from rudra_zmq.wire.codec import clip
+from rudra_zmq.wire.codec import WireError, clip, encode_data
 from rudra_zmq.wire.layout import Layout
 from rudra_zmq.wire.messages.data import (
     Attach,
@@ -108,7 +108,12 @@ class RemoteExchange:
         self._leaving = True
 
     def attach(self, message: Attach, layout: Layout, weights: Vector, gradient: Vector) -> None:
-        """Waits until version 0 exists, so for all learners; uploads it if asked."""
+        """Waits until version 0 exists, so for all learners; uploads it if asked. Raises Rejected, RudraError."""
+        try:
+            encode_data(message)
+        except WireError as error:
+            fix = "give the model fewer tensors, or shorter names"
+            raise Rejected(f"the model is too large to be described: {error}", where="attach", fix=fix) from None
         self._attach, self._layout, self._weights, self._gradient = message, layout, weights, gradient
         self._line.keep_on(self._say_attach)
         self._line.greeting.append(self._say_attach)

@@ -1,6 +1,6 @@
 """What a job has done, in numbers: per epoch, per learner and over all.
 
-Owns: the rows of the epochs, samples counted one by one (apart from the ledger, so that one checks the other), loss,
+Owns: the rows of the epochs, samples as they are applied (apart from the ledger, so that one checks the other), loss,
 overlap and rates. Must not know: how the numbers travel (report.py) or where they are kept.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from rudra_zmq.core.events import Decision
+from rudra_zmq.core.intervals import Intervals
 from rudra_zmq.core.staleness import Histogram
 from rudra_zmq.wire.messages.control import EpochRow
 
@@ -26,7 +26,7 @@ WINDOW_S = 10.0
 class _Open:
     """An epoch that is not done: which positions were applied, and what its gradients said."""
 
-    seen: np.ndarray[Any, np.dtype[np.bool_]]
+    seen: Intervals = field(default_factory=Intervals)
     samples: int = 0
     loss_sum: float = 0.0
     loss_weight: float = 0.0
@@ -81,7 +81,7 @@ class Figures:
     def _page(self, epoch: int) -> _Open:
         page = self._open.get(epoch)
         if page is None:
-            page = self._open[epoch] = _Open(np.zeros(self.samples, np.bool_))
+            page = self._open[epoch] = _Open()
         return page
 
     def pushed(self, epoch: int, count: int, loss: float | None, compute: float, wait: float) -> None:
@@ -106,7 +106,9 @@ class Figures:
             for epoch, start, stop in entry.spans:
                 page = self._page(epoch)
                 page.samples += stop - start
-                page.seen[start:stop] = True
+                _, new = page.seen.split(start, stop)
+                for piece in new:
+                    page.seen.add(*piece)
 
     def epoch_done(self, epoch: int, lam: int, global_batch: int) -> EpochRow:
         """Close an epoch: its row, still without a test result."""
@@ -115,7 +117,7 @@ class Figures:
         row = EpochRow(
             epoch=epoch,
             samples=page.samples,
-            distinct=int(np.count_nonzero(page.seen)),
+            distinct=page.seen.count,
             updates=self._epoch_updates,
             seconds=self.seconds - self._epoch_began,
             train_loss=page.loss,
@@ -204,7 +206,7 @@ class Figures:
             },
             "open": {
                 str(epoch): {
-                    "runs": _runs(page.seen),
+                    "runs": [list(run) for run in page.seen],
                     "samples": page.samples,
                     "loss": [page.loss_sum, page.loss_weight],
                     "metrics": page.metrics,
@@ -228,8 +230,7 @@ class Figures:
         self._open = {}
         for key, saved in state["open"].items():
             page = self._page(int(key))
-            for start, stop in saved["runs"]:
-                page.seen[start:stop] = True
+            page.seen = Intervals((int(start), int(stop)) for start, stop in saved["runs"])
             page.samples = int(saved["samples"])
             page.loss_sum, page.loss_weight = saved["loss"]
             page.metrics = dict(saved["metrics"])
@@ -238,8 +239,3 @@ class Figures:
 def share_of(value: float | None) -> float | None:
     """A share as such, None for what is none (percent, say): it may not end a job by ``stop.accuracy``."""
     return value if value is not None and 0.0 <= value <= 1.0 else None
-
-
-def _runs(seen: np.ndarray[Any, np.dtype[np.bool_]]) -> list[list[int]]:
-    edges = np.flatnonzero(np.diff(seen, prepend=False, append=False))
-    return [[int(start), int(stop)] for start, stop in edges.reshape(-1, 2)]

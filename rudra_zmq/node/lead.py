@@ -7,7 +7,7 @@ decides (turns.py carries that out). Nothing here waits for a peer.
 from __future__ import annotations
 
 from rudra_zmq.core.events import Failed, Leave, Tick
-from rudra_zmq.errors import RudraError
+from rudra_zmq.errors import Rejected, RudraError
 from rudra_zmq.net.bulk import BulkError
 from rudra_zmq.net.sockets import WINDOW
 from rudra_zmq.node.ending import Ending
@@ -21,7 +21,7 @@ from rudra_zmq.node.sharing import Sharing
 from rudra_zmq.node.testing import Testing
 from rudra_zmq.node.turns import Turns
 from rudra_zmq.node.watch import Watch
-from rudra_zmq.node.work import Diverged, Work
+from rudra_zmq.node.work import MEMORY, NodeEnds, Work, told
 from rudra_zmq.wire.codec import CHUNK, Buffer
 from rudra_zmq.wire.messages import control
 from rudra_zmq.wire.messages import data as wire
@@ -83,13 +83,20 @@ class Lead:
                 work.sessions.drop("unknown-peer")
             else:
                 self._learner(session, peer, message, payload)
-        except Diverged:
+        except NodeEnds:
             raise
         except RudraError as error:
-            work.sessions.drop("refused")
-            work.refuse(peer, error)
-            who = "the evaluator" if session is None else f"rank {session.rank}"
-            work.seldom(f"refused {who}", "W", f"{who} is refused: {error}")
+            self._refuse(peer, session, error)
+        except MemoryError as error:  # outside a turn: what was asked for is not there, and nothing else changed
+            where = str(type(message).__struct_config__.tag)
+            self._refuse(peer, session, Rejected(f"the node is out of memory{told(error)}", where=where, fix=MEMORY))
+
+    def _refuse(self, peer: bytes, session: Session | None, error: RudraError) -> None:
+        work = self.work
+        work.sessions.drop("refused")
+        work.refuse(peer, error)
+        who = "the evaluator" if session is None else f"rank {session.rank}"
+        work.seldom(f"refused {who}", "W", f"{who} is refused: {error}")
 
     def _learner(self, session: Session, peer: bytes, message: wire.ToNode, payload: Buffer | None) -> None:
         courier = self.work.post.to(peer)

@@ -17,7 +17,8 @@ from rudra_zmq.node.evaluate import Mailbox
 from rudra_zmq.node.figures import Figures
 from rudra_zmq.node.model import Model
 from rudra_zmq.node.sessions import Session
-from rudra_zmq.node.work import Work, new_key
+from rudra_zmq.node.vectors import Vector
+from rudra_zmq.node.work import MEMORY, Work, new_key, told
 from rudra_zmq.wire.layout import diff
 from rudra_zmq.wire.messages.data import Attach, Data, InitDone, Ready, Rule, RuleReply, SendInit
 
@@ -80,7 +81,9 @@ class Opening:
 
     def _load_init(self, model: Model) -> None:
         path = Path(self._work.job.job.init)
-        target = model.versions.begin()
+        target = self._room(model)
+        if target is None:
+            return
         try:
             export.load(path, model.attach, model.layout, target)
         except RudraError as error:
@@ -88,17 +91,26 @@ class Opening:
             return
         self._version_0(model, f"from {path}")
 
+    def _room(self, model: Model) -> Vector | None:
+        """Where version 0 goes; None where there is no memory, and the job has failed."""
+        try:
+            return model.versions.begin()
+        except MemoryError as error:
+            self._fail(f"out of memory for version 0 of the weights{told(error)}. Fix: {MEMORY}")
+            return None
+
     def _ask_upload(self, model: Model) -> None:
         """The lowest attached rank uploads; the next one if it dies or its weights are of no use."""
         fit = [s for s in self._work.sessions.all if s.attached and s.peer is not None]
         fit = [s for s in fit if s.rank not in self._refused]
-        if not fit:
+        room = self._room(model) if fit else None
+        if room is None:
             return
         self._uploader, self._key = fit[0], new_key()
         peer = fit[0].peer
         assert peer is not None
         courier = self._work.post.to(peer)
-        courier.inbox.expect(self._key, model.versions.begin().data)
+        courier.inbox.expect(self._key, room.data)
         courier.message(SendInit(key=self._key))
 
     def init_done(self, session: Session, message: InitDone) -> None:
@@ -189,17 +201,23 @@ class Opening:
         if work.figures is not None and work.figures.samples != samples:
             text = f"{samples} samples here, {work.figures.samples} at the learners before"
             raise Rejected(text, where="data", fix="give every learner the same data")
-        if work.sync is None:
-            work.figures = Figures(samples)
-            try:
-                work.sync = Sync(
-                    spec.sync_params(work.job),
-                    spec.learner_params(work.job),
-                    spec.data_params(work.job, samples),
-                    generation=work.spec.generation,
-                )
-            except ValueError as error:
-                raise Rejected(str(error), where="job file", fix="change it") from None
+        if work.sync is not None:
+            return
+        data = spec.data_params(work.job, samples)
+        try:
+            data.validate()
+        except ValueError as error:
+            raise Rejected(str(error), where="data", fix="give fewer samples, or lower job.epochs") from None
+        try:
+            work.sync = Sync(
+                spec.sync_params(work.job),
+                spec.learner_params(work.job),
+                data,
+                generation=work.spec.generation,
+            )
+        except ValueError as error:
+            raise Rejected(str(error), where="job file", fix="change it") from None
+        work.figures = Figures(samples)
 
     # ------------------------------------------------------------------------------------------- start
 

@@ -27,7 +27,7 @@ from rudra_zmq.core.events import (
 from rudra_zmq.errors import RudraError
 from rudra_zmq.node.apply import NotFinite
 from rudra_zmq.node.saving import Saving
-from rudra_zmq.node.work import Diverged, Work
+from rudra_zmq.node.work import Diverged, Exhausted, Work
 
 if TYPE_CHECKING:
     from rudra_zmq.node.lead import Lead
@@ -55,7 +55,7 @@ class Turns:
     def turn(self, event: Event, seen: Seen | None = None) -> None:
         """Give one event to the core and carry out what it decided, in order.
 
-        An event that carrying out another one brings about waits until that turn is over.
+        An event that carrying out another one brings about waits until that turn is over. Raises NodeEnds.
         """
         self._later.append((event, seen))
         if self._turning:
@@ -64,6 +64,8 @@ class Turns:
         try:
             while self._later:
                 self._one_turn(*self._later.pop(0))
+        except MemoryError as error:  # half of a turn is none: the core has gone on, the weights may not have
+            raise Exhausted(error) from None
         finally:
             self._turning = False
 

@@ -35,6 +35,7 @@ _log = log.get("node")
 _SAY = {"I": _log.info, "W": _log.warning, "E": _log.error}
 OFTEN_S = 10.0
 KEYS = 1 << 52
+MEMORY = "use fewer learners or a smaller model, or give this host more memory"
 
 
 def new_key() -> int:
@@ -42,8 +43,24 @@ def new_key() -> int:
     return 1 + secrets.randbelow(KEYS)
 
 
-class Diverged(RudraError):
-    """Weights are not finite any more: the node ends, and its successor goes on from the last good snapshot."""
+class NodeEnds(RudraError):
+    """This node cannot go on: its successor does, from the last good snapshot."""
+
+
+class Exhausted(NodeEnds):
+    """There was no memory left to carry out what the core had decided."""
+
+    def __init__(self, error: MemoryError) -> None:
+        super().__init__(f"out of memory in the middle of a turn; back to the last snapshot{told(error)}", fix=MEMORY)
+
+
+def told(error: MemoryError) -> str:
+    """What is known of it (NumPy says how much was wanted), after a colon."""
+    return f": {error}" if str(error) else ""
+
+
+class Diverged(NodeEnds):
+    """Weights are not finite any more."""
 
     def __init__(self, update: int) -> None:
         fix = "lower the learning rate, or clip the gradients (update.clip_norm)"

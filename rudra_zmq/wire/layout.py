@@ -28,6 +28,8 @@ from rudra_zmq.errors import Rejected
 from rudra_zmq.wire.messages.data import Attach, TensorSpec
 
 MAX_ELEMENTS = 1 << 40
+RESERVED = "__metadata__"  # in the header of a safetensors file
+SMALLER = "train a smaller model"
 _LIMIT = 12  # lines of a diff; the rest is counted
 
 PARAMETER_DTYPES = frozenset({"float32", "float16", "bfloat16", "float64"})
@@ -75,13 +77,18 @@ class Layout:
         ints, int_count = _place(attach.int_buffers, "integer buffer", INTEGER_DTYPES, seen)
         if not count:
             raise Rejected("the model has no parameters", fix="attach a model with something to train")
+        if (elements := count + float_count + int_count) > MAX_ELEMENTS:
+            raise Rejected(f"the model has {elements} elements, more than {MAX_ELEMENTS}", fix=SMALLER)
+        aliases: set[str] = set()
         for alias, name in attach.tied:
-            if name not in seen or alias in seen:
-                raise Rejected(f"tied name {alias} stands for {name}, which is no tensor of the model")
+            if name not in seen or alias in seen or alias in aliases:
+                fix = "give each other name of a tensor once"
+                raise Rejected(f"tied name {alias} stands for {name}: one is unknown, or the other taken", fix=fix)
+            aliases.add(_named("tied name", alias))
         trained = {one.name for one in params}
         for name in attach.frozen:
             if name not in trained:
-                raise Rejected(f"frozen parameter {name} is no parameter of the model")
+                raise Rejected(f"frozen parameter {name} is no parameter of the model", fix="freeze what is there")
         return cls(params, floats, ints, count, float_count, int_count)
 
 
@@ -91,8 +98,8 @@ def _place(
     slices = []
     at = 0
     for spec in specs:
-        if spec.name in seen:
-            raise Rejected(f"{what} {spec.name} is named twice")
+        if _named(what, spec.name) in seen:
+            raise Rejected(f"{what} {spec.name} is named twice", fix="give each tensor a name of its own")
         if spec.dtype not in dtypes:
             fix = f"use one of {', '.join(sorted(dtypes))}"
             raise Rejected(f"{what} {spec.name} has dtype {spec.dtype}", fix=fix)
@@ -101,10 +108,17 @@ def _place(
         for n in spec.shape:
             size *= n
         if at + size > MAX_ELEMENTS:
-            raise Rejected(f"{what} {spec.name} takes the model past {MAX_ELEMENTS} elements")
+            raise Rejected(f"{what} {spec.name} takes the model past {MAX_ELEMENTS} elements", fix=SMALLER)
         slices.append(Slice(spec.name, tuple(spec.shape), spec.dtype, at, at + size))
         at += size
     return tuple(slices), at
+
+
+def _named(what: str, name: str) -> str:
+    if not name or not name.isprintable() or name == RESERVED:
+        fix = "give it a printable name that safetensors files have no use for"
+        raise Rejected(f"{what} {name!r} has no name that can be written", fix=fix)
+    return name
 
 
 def diff(here: Attach, there: Attach) -> list[str]:

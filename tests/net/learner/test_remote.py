@@ -311,6 +311,22 @@ def test_a_refusal_after_a_reconnect_is_a_loss(node: FakeNode, connect: Connect)
         desk.push()
 
 
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (Attach(params=[TensorSpec("w" * 257, [1], "float32")]), "257|256"),
+        (Attach(params=[TensorSpec("w", [1] * 17, "float32")]), "16"),
+        (Attach(params=[TensorSpec(f"w{i:040}", [1], "float32") for i in range(30_000)]), "size: frame of"),
+    ],
+    ids=["name", "dimensions", "tensors"],
+)
+def test_a_model_that_no_message_can_describe(node: FakeNode, connect: Connect, message: Attach, text: str) -> None:
+    exchange = connect()
+    with pytest.raises(Rejected, match=f"too large to be described: .*({text}).*Fix: ") as caught:
+        Desk(exchange, message)
+    assert "\n" not in str(caught.value) and not node.of(Attach)
+
+
 def test_a_model_that_differs_is_refused_with_the_difference(node: FakeNode, connect: Connect) -> None:
     exchange = connect()
     node._attach = lambda peer, message: peer.out.message(  # type: ignore[method-assign]

@@ -269,9 +269,12 @@ def test_learner_params_accepted() -> None:
         (DataParams(0, 1), "0 samples are too few"),
         (DataParams(1, 0), "job.epochs = 0"),
         (DataParams(1, 1, -1), "-1 updates"),
+        (DataParams(2**37 + 1, 1), "137438953473 samples are more than 137438953472"),
+        (DataParams(2**37, 2**16 + 1), "137438953472 samples in each of 65537 epochs"),
     ],
 )
 def test_data_params_refused(params: DataParams, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         params.validate()
     DataParams(1, 1).validate()
+    DataParams(2**37, 2**16).validate()

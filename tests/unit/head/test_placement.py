@@ -26,6 +26,10 @@ def test_the_host_with_most_room_first(count: int, expected: str | None) -> None
     assert (None if homes is None else "".join(homes[r] for r in range(count))) == expected
 
 
+def test_a_host_that_says_that_it_has_room_for_all_the_world() -> None:
+    assert place(2, {"a": Slots(2**53, 2**53)}) == {0: "a", 1: "a"}
+
+
 def test_equal_hosts_go_by_name() -> None:
     assert place(1, {"z": Slots(2, 2), "y": Slots(2, 2)}) == {0: "y"}
 

@@ -181,6 +181,7 @@ class Stream(IterableDataset[Any]):
         (Stream(), {}, "__getitem__"),
         (iter([1, 2]), {}, "__getitem__"),
         (TensorDataset(torch.zeros(0)), {}, "empty"),
+        (Numbered(2**40), {}, "1099511627776 samples, more than 137438953472"),
         (Numbered(5), {}, "larger than the data, 5 samples"),
         (Numbered(20), {"batch_size": 21}, "larger than the data"),
         (Numbered(20), {"batch_size": 0}, "at least 1"),

@@ -65,12 +65,23 @@ class TestLayout:
             (attach(params=[spec("w", 2**53, 2**53, 2**53)]), "w takes the model past"),
             (Attach(params=[spec("w", 1)], tied=[("head", "body")]), "tied name head"),
             (Attach(params=[spec("w", 1), spec("v", 1)], tied=[("v", "w")]), "tied name v"),
+            (Attach(params=[spec("w", 1)], tied=[("head", "w"), ("head", "w")]), "tied name head"),
+            (Attach(params=[spec("w", 1)], tied=[("", "w")]), "tied name ''"),
             (Attach(params=[spec("w", 1)], frozen=["x"]), "frozen parameter x"),
+            (attach(float_buffers=[spec("__metadata__", 1)]), "buffer '__metadata__'"),
+            (attach(int_buffers=[spec("a\nb", 1, dtype="int8")]), r"integer buffer 'a\\nb'"),
+            (
+                Attach(
+                    params=[spec("w", 2**39)], float_buffers=[spec("f", 2**39)], int_buffers=[spec("i", dtype="bool")]
+                ),
+                "1099511627777 elements",
+            ),
         ],
     )
     def test_no_layout(self, model: Attach, named: str) -> None:
-        with pytest.raises(Rejected, match=named):
+        with pytest.raises(Rejected, match=named) as caught:
             Layout.of(model)
+        assert "Fix: " in str(caught.value)
 
     def test_tied_and_frozen(self) -> None:
         model = Attach(params=[spec("w", 4)], tied=[("head", "w")], frozen=["w"])

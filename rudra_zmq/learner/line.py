@@ -86,7 +86,7 @@ class Line:
         self._link: Link | None = None
         self._since = 0.0  # when the present connection was welcomed
         self._backoff = Backoff()
-        self._failing_since: float | None = None  # stays until a connection has lasted
+        self._failing_since: float | None = None  # stays until one has lasted, or a call was answered
         self._address = ""
 
     @property
@@ -98,13 +98,16 @@ class Line:
     def keep_on(self, call: Callable[[], T]) -> T:
         """`call` on a connection that stands; again on a new one, as often as it is lost.
 
+        A call that came to its end was answered: who gets on is not lost, however often its connections are cut.
         Raises NodeLost past the deadline, and what the node refuses at the first attempt; later that is a loss too.
         """
         while True:
             try:
                 if self._link is None:
                     self._open()
-                return call()
+                result = call()
+                self._failing_since = None
+                return result
             except LinkLost as lost:
                 self._failed(str(lost))
 

@@ -186,8 +186,8 @@ class Exchange:
         if not session.listens:
             return  # it would take this for the answer to its Data, and that one for the answer to its next push
         inbox = work.post.to(session.peer).inbox
-        if grant.ack != session.ack:
-            inbox.take(session.key)  # of a batch that was skipped
+        if (grant.ack, grant.slot) != (session.ack, session.slot):
+            inbox.take(session.key)  # of a batch that was skipped, or of a slot that it is not to fill any more
             session.ack, session.key, session.slot = grant.ack, new_key(), grant.slot
             session.expecting = False
         if not session.expecting and not grant.done:

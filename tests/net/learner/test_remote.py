@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,19 @@ def test_a_node_that_stays_away_is_given_up(node: FakeNode, connect: Connect) ->
     node.drop()
     with pytest.raises(NodeLost):
         desk.push()
+
+
+def test_who_gets_on_is_not_given_up_though_no_connection_lasts(node: FakeNode, connect: Connect) -> None:
+    patience = 1.5
+    desk = Desk(connect(give_up_s=patience))
+    desk.begin()
+    node.leases = [[(0, 4 * k, 4 * k + 4)] for k in range(1000)]
+    node.on_push = lambda peer, push: (node.record(push), node.fall())  # type: ignore[func-returns-value]
+    assert desk.push().ack == 1
+    first = time.monotonic()
+    while time.monotonic() < first + patience + 0.3:
+        assert not desk.push().done
+    assert desk.answer.ack == len(node.of(Push)) > 2
 
 
 @pytest.mark.parametrize("error", [RefusedBySecurity("wrong token"), Rejected("this is job x")])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rudra_zmq.core.events import Grant, Lease, Span
 from rudra_zmq.node.work import Diverged
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages import data as d
@@ -359,6 +360,21 @@ def test_weights_that_are_not_finite_at_the_end_are_a_failure(stage_of: StageOf)
     (done,) = stage.all(c.NodeDone)
     assert done.state == "FAILED" and "at update 3 the weights are not finite" in done.reason
     assert [p.name for p in (stage.folder / "snapshots").iterdir()] == ["1-0"]
+
+
+def test_a_grant_of_another_slot_has_a_key_of_its_own(stage_of: StageOf) -> None:
+    """What is pushed next has to lie where the core will look for it, whatever brought the change about."""
+    stage = stage_of(**ASYNC)
+    zero, _ = stage.crew(2)
+    first = zero.hear()
+    sync = stage.lead.work.sync
+    assert sync is not None and first.slot == 0
+    lease = Lease((Span(0, 0, 4),))
+    stage.lead.exchange.grant(Grant(0, 1, ack=0, verdict="", clock=sync.clock, leases=(lease,), slot=1))
+    second = zero.hear()
+    assert second.slot == 1 and second.key != first.key
+    zero.say(d.Chunk(key=first.key, offset=0), b"x" * 16)
+    assert stage.drops()["foreign-chunk"] == 1
 
 
 def test_leases_are_bounded(stage_of: StageOf) -> None:

@@ -131,7 +131,12 @@ class Drain:
     reason: str
 
 
-Event: TypeAlias = Join | Start | Push | Want | Leave | Tick | Drain
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job is over by the caller's word: what is outstanding or pending is applied no more, all are told so."""
+
+
+Event: TypeAlias = Join | Start | Push | Want | Leave | Tick | Drain | End
 
 # -------------------------------------------------------------------------------------------- actions
 

@@ -9,12 +9,20 @@ At most two epochs are open, the lowest unfinished one and the next; epochs end 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rudra_zmq.core.events import Lease, Span
 from rudra_zmq.core.intervals import Intervals
 
 OPEN_EPOCHS = 2
+
+
+class Closed(NamedTuple):
+    """An epoch that is done: every one of its positions was applied or, refused twice, skipped."""
+
+    epoch: int
+    applied: int
+    skipped: int
 
 
 class _Page:
@@ -103,12 +111,12 @@ class Ledger:
                 page.pool.add(low, high)
         return skipped
 
-    def advance(self) -> list[int]:
+    def advance(self) -> list[Closed]:
         """Close the finished epochs in order and return them; the next ones open."""
-        closed: list[int] = []
+        closed: list[Closed] = []
         while self.epoch in self._pages and self._pages[self.epoch].done == self.samples:
-            del self._pages[self.epoch]
-            closed.append(self.epoch)
+            page = self._pages.pop(self.epoch)
+            closed.append(Closed(self.epoch, page.applied.count, page.skipped.count))
             self.epoch += 1
         self._open()
         return closed

@@ -13,6 +13,11 @@ from rudra_zmq.core.events import Join
 from rudra_zmq.core.params import LearnerParams
 from rudra_zmq.core.slots import Slots
 
+FIRST_STEP_S = 3600.0
+FIRST_STEPS = 6.0
+"""The first mini-batch of an incarnation (it compiles, it warms up) is exempt from step_timeout, not from any end: it
+may take so many of them, and an hour at least."""
+
 
 @dataclass(slots=True, eq=False)
 class Session:
@@ -164,8 +169,19 @@ class Membership:
         return min(times, default=math.inf)
 
     def begin_step(self, session: Session, now: float) -> None:
-        """``session`` begins a mini-batch now; the first of an incarnation has no deadline (it warms up)."""
-        session.step_deadline = math.inf if session.first_step else now + self._params.step_timeout
+        """``session`` begins a mini-batch now."""
+        session.step_deadline = now + self.patience(session)
+
+    def patience(self, session: Session) -> float:
+        """Seconds that the mini-batch which ``session`` computes may take."""
+        timeout = self._params.step_timeout
+        return max(FIRST_STEP_S, FIRST_STEPS * timeout) if session.first_step else timeout
+
+    def slow_starters(self, now: float) -> list[tuple[int, float, float]]:
+        """(rank, seconds so far, seconds at most) of each first mini-batch that takes longer than step_timeout."""
+        first = [s for s in self.sessions if s.first_step and s.step_deadline < math.inf]
+        taken = [(s.rank, now - s.step_deadline + self.patience(s), self.patience(s)) for s in first]
+        return [entry for entry in taken if entry[1] > self._params.step_timeout]
 
     def count_gradient(self, rank: int) -> None:
         """A gradient of ``rank`` was accepted."""

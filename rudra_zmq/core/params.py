@@ -52,7 +52,7 @@ class SyncParams:
 class LearnerParams:
     """Section [learners]: lambda is ``count``; ``minibatch`` 0 means ``global_batch`` is divided.
 
-    Times in seconds; ``step_timeout`` bounds one mini-batch (the first of an incarnation is exempt).
+    Times in seconds; ``step_timeout`` bounds one mini-batch (the first of an incarnation: six, an hour at least).
     """
 
     count: int = 4

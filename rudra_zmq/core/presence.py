@@ -85,7 +85,9 @@ class Presence:
         if common.finished:
             return
         for session in common.crew.stuck(common.now):
-            self._fence(session, f"no gradient within step_timeout = {common.learners.step_timeout:g} s")
+            seconds = common.crew.patience(session)
+            within = f"{seconds:g} s" if session.first_step else f"step_timeout = {seconds:g} s"
+            self._fence(session, f"no {'first ' if session.first_step else ''}gradient within {within}")
         for member in common.crew.overdue(common.now):
             if common.learners.on_lost == "fail":
                 seconds = common.learners.deadline

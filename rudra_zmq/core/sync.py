@@ -18,6 +18,7 @@ from rudra_zmq.core.events import (
     Clock,
     Counters,
     Decision,
+    End,
     EpochDone,
     Event,
     Finished,
@@ -145,6 +146,10 @@ class Sync:
         """(rank, newest incarnation, state, accepted gradients) of every rank seen; present, lost or left."""
         return [(m.rank, m.incarnation, m.state, m.gradients) for m in self._common.crew.all]
 
+    def slow_starters(self, now: float) -> list[tuple[int, float, float]]:
+        """(rank, seconds so far, seconds at most) of each first mini-batch that takes longer than step_timeout."""
+        return [] if self.finished else self._common.crew.slow_starters(now)
+
     def next_deadline(self) -> float | None:
         """When the next Tick is due, on the clock of ``now``; None if nothing is timed."""
         if self.finished:
@@ -188,6 +193,9 @@ class Sync:
                 self._presence.tick()
             case Start():
                 self._presence.start()
+            case End():
+                self._common.finished = True
+                self._common.waiting = None
             case _:
                 self._presence.drain(event.reason)
         self._settle()
@@ -274,7 +282,7 @@ class Sync:
                 self._update(flush=False)
             elif self._over():
                 self._finish("all epochs are applied" if common.ledger.finished else common.stop)
-            else:
+            elif not common.finished:
                 self._answers.supply()
                 if not self._must_flush():
                     break
@@ -289,7 +297,7 @@ class Sync:
         common = self._common
         self._close_epochs()  # skipped samples may have ended one without an update
         ended = bool(common.stop) or (common.crew.began and common.ledger.finished)
-        return ended and common.policy.idle and not self.pending
+        return ended and common.policy.idle and not self.pending and not common.finished
 
     def _must_flush(self) -> bool:
         """Whether fewer than c gradients are pending and no other can come before they are applied."""
@@ -329,12 +337,23 @@ class Sync:
         self.samples_applied += decision.samples
 
     def _close_epochs(self) -> None:
-        """Say which epochs ended; at the end of the warm-up the protocol changes."""
+        """Say which epochs ended; at the end of the warm-up the protocol changes.
+
+        An epoch that skipped more than it applied trained nothing, whoever it was that would not have the gradients.
+        """
         common = self._common
         closed = common.ledger.advance()
         if not closed:
             return
-        common.out.extend(EpochDone(epoch, self.clock) for epoch in closed)
+        common.out.extend(EpochDone(page.epoch, self.clock) for page in closed)
+        barren = next((page for page in closed if page.applied < page.skipped), None)
+        if barren is not None:
+            common.fail(
+                f"epoch {barren.epoch + 1} applied {barren.applied:,} samples and skipped {barren.skipped:,}: their "
+                "gradients are NaN or infinite, or their batches had no step. "
+                "Fix: lower the learning rate, or clip the gradients"
+            )
+            return
         policy = _policy(common.sync, common.ledger)
         if policy.by_rank != common.policy.by_rank:
             common.policy.revoke({})

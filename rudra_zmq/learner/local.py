@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from rudra_zmq.core.events import (
     Clock,
     Decision,
+    Failed,
     Fold,
     GradientId,
     Grant,
@@ -104,7 +105,10 @@ class LocalExchange:
             finite,
             gradient.rates,
         )
-        return self._turn(push)
+        answer = self._turn(push)
+        if answer.done or not finite:
+            self._check_weights()
+        return answer
 
     def want(self) -> Answer:
         """Answered at once."""
@@ -130,6 +134,8 @@ class LocalExchange:
                 self._update(action.decision)
             elif isinstance(action, Grant):
                 answer = action
+            elif isinstance(action, Failed):
+                raise RudraError(action.reason)
             elif isinstance(action, (Fold, Refuse)):
                 raise RuntimeError(f"a lone learner was answered with {action}")
         if answer is None:
@@ -151,6 +157,15 @@ class LocalExchange:
         try:
             self._applier.update(decision, self._sync.protocol, self._sync.global_batch)
         except NotFinite:
-            fix = "lower the learning rate, or clip the gradients"
-            raise RudraError(f"update {decision.update} gave weights that are not finite", fix=fix) from None
+            raise _diverged(decision.update) from None
         self._weights.data[:] = self._versions.current.data
+
+    def _check_weights(self) -> None:
+        """As the servers do: where weights are not finite, every gradient that follows is refused."""
+        if not self._versions.current.finite():
+            raise _diverged(self._clock.timestamp)
+
+
+def _diverged(update: int) -> RudraError:
+    fix = "lower the learning rate, or clip the gradients"
+    return RudraError(f"update {update} gave weights that are not finite", fix=fix)

@@ -124,8 +124,32 @@ def test_a_round_without_gradients_makes_no_update() -> None:
     assert kinds(actions) == ["Grant", "Grant"] and world.sync.clock.timestamp == 0
     world.push(0, skip=True)
     actions = world.push(1, skip=True)
-    assert kinds(actions) == ["EpochDone", "Finished", "Grant", "Grant"]
-    assert world.finished.complete and world.skipped == {(0, at) for at in range(8)}
+    assert kinds(actions) == ["EpochDone", "Failed", "Grant", "Grant"]
+    assert world.failed is not None and world.skipped == {(0, at) for at in range(8)}
+
+
+@pytest.mark.parametrize("protocol", ["hardsync", "async"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("skipped", "restarts"), [(8, False), (5, False), (5, True), (4, False)])
+def test_an_epoch_that_skips_more_than_it_applies_fails(
+    protocol: str, last: bool, skipped: int, restarts: bool
+) -> None:
+    world = make(protocol, samples=8, epochs=1 if last else 2, count=1, mu=1)
+    world.begin(prefetch=0)
+    for at in range(2 * skipped):  # refused twice, a sample counts as skipped
+        world.push(0, finite=False, skip=at % 3 == 1)
+    if restarts:
+        world = world.restart()
+        world.begin(prefetch=0)
+    while not world.over and not world.epochs_done:
+        world.push(0)
+    assert world.epochs_done == [0]
+    if skipped == 4:
+        assert world.failed is None and (world.finished is not None) == last
+    else:
+        assert world.failed is not None and world.finished is None
+        assert world.failed.reason.startswith(f"epoch 1 applied {8 - skipped} samples and skipped {skipped}: ")
+        assert "Fix: " in world.failed.reason
 
 
 def test_a_part_of_the_lease_returns_the_rest() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rudra_zmq.core.events import Lease, Span
 from rudra_zmq.core.intervals import Intervals
 from rudra_zmq.core.leases import without
-from rudra_zmq.core.ledger import Ledger
+from rudra_zmq.core.ledger import Closed, Ledger
 
 PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=30)
 
@@ -81,14 +81,14 @@ def test_two_epochs_are_open_and_close_in_order() -> None:
     assert ledger.advance() == [], "epoch 1 waits for epoch 0"
     assert ledger.counts(1) == {"pool": 0, "out": 0, "applied": 4, "skipped": 0}
     ledger.apply(first.spans)
-    assert ledger.advance() == [0, 1]
+    assert ledger.advance() == [Closed(0, 4, 0), Closed(1, 4, 0)]
     assert (ledger.epoch, ledger.finished) == (2, False)
     with pytest.raises(ValueError, match="epoch 0 is not open"):
         ledger.counts(0)
     last = ledger.take(9, 2)
     assert last == lease((2, 0, 4))
     ledger.apply(last.spans)
-    assert ledger.advance() == [2]
+    assert ledger.advance() == [Closed(2, 4, 0)]
     assert ledger.finished and ledger.leasable(3) is None
 
 

@@ -7,6 +7,7 @@ import pytest
 from rudra_zmq.core.events import (
     Clock,
     Drain,
+    End,
     Failed,
     Fence,
     Finished,
@@ -320,23 +321,58 @@ def test_a_reconnect_after_the_end_is_told() -> None:
     assert grant.done
 
 
+@pytest.mark.parametrize("protocol", ["hardsync", "softsync"])
+def test_an_end_is_an_end_whatever_comes_after_it(protocol: str) -> None:
+    world = make(protocol, samples=64, count=2)
+    world.begin()
+    world.push(0)
+    told = world.sync.handle(End(), world.now)
+    assert [(g.rank, g.done, g.leases) for g in told if isinstance(g, Grant)] == [(0, True, ())] * (
+        protocol == "hardsync"
+    )
+    assert world.sync.finished and world.sync.next_deadline() is None
+    push = Push(GradientId(1, 1, 1), Clock(1, 0), world.live[1].grant.leases[0].spans, 4)
+    (grant,) = world.sync.handle(push, world.now)
+    assert isinstance(grant, Grant) and (grant.verdict, grant.done) == ("late", True)
+    assert "Update" not in kinds(world.sync.handle(Leave(0, 1, "bye"), world.now))
+    assert world.sync.clock.timestamp == 0 and world.sync.counters.applied == 0
+
+
 # --------------------------------------------------------------------------------------------- fencing
 
 
 def test_a_step_that_takes_too_long_is_fenced_the_first_is_exempt() -> None:
     world = make(count=2, samples=1000, step_timeout=100.0, deadline=10.0)
     world.begin()
-    assert world.sync.next_deadline() is None
+    assert world.sync.next_deadline() == 3600.0, "it has an end of its own"
     world.tick(500.0)
     world.push(0)
     assert world.sync.next_deadline() == 600.0
     assert world.tick(599.0) == []
     assert world.tick(600.0) == [Fence(0, 1, "no gradient within step_timeout = 100 s")]
-    assert world.tick(700.0) == [] and world.sync.next_deadline() is None
+    assert world.tick(700.0) == [] and world.sync.next_deadline() == 3600.0
     world.leave(0, "fenced")
     assert world.sync.next_deadline() == 710.0
+    world.push(1)
     world.join(0)
-    assert world.sync.next_deadline() is None, "the first step of the next incarnation is exempt"
+    world.leave(1, "bye")
+    assert world.sync.next_deadline() == 4300.0, "the first step of the next incarnation is exempt"
+
+
+@pytest.mark.parametrize(("step_timeout", "most"), [(100.0, 3600.0), (1000.0, 6000.0)])
+def test_a_first_step_that_never_ends_is_told_and_ends(step_timeout: float, most: float) -> None:
+    world = make(count=2, samples=1000, step_timeout=step_timeout)
+    world.begin()
+    world.push(0)  # it takes its second step
+    assert world.sync.slow_starters(step_timeout) == []
+    assert world.sync.slow_starters(step_timeout + 1) == [(1, step_timeout + 1, most)]
+    world.push(1)
+    world.leave(0), world.join(0)
+    world.leave(1, "bye")
+    assert world.sync.slow_starters(step_timeout) == []
+    assert world.tick(most - 1) == []
+    assert world.tick(most) == [Fence(0, 2, f"no first gradient within {most:g} s")]
+    assert world.sync.slow_starters(most) == []
 
 
 def test_a_learner_that_waits_is_not_timed() -> None:
@@ -665,4 +701,4 @@ def test_who_left_has_no_deadline() -> None:
     world = make(count=2, deadline=10.0)
     world.begin()
     world.leave(0, "bye")
-    assert world.sync.next_deadline() is None
+    assert world.sync.next_deadline() == 3600.0, "of the other's first step"

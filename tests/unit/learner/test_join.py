@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rudra_zmq as rudra
-from rudra_zmq.errors import UsageError
+from rudra_zmq.errors import RudraError, UsageError
 from rudra_zmq.learner import join, workers
 from tests.unit.learner.world import Numbered, data, net, train
 
@@ -89,3 +89,24 @@ def test_the_script_travels_before_what_needs_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     arrived = pickle.loads(pickle.dumps(workers.Carried(Numbered(5))))  # noqa: S301 (its own bytes)
     assert read == ["/x/train.py"] and arrived.value.samples == 5
+
+
+@pytest.mark.parametrize(
+    ("minibatch", "factor", "why"),
+    [
+        (8, float("nan"), "epoch 1 applied 0 samples and skipped 40"),
+        (8, 1e30, "update 1 gave weights that are not finite"),
+        (40, 1e30, "update 1 gave weights that are not finite"),  # no gradient follows that could be refused
+    ],
+)
+def test_a_training_alone_that_came_to_nothing_is_no_success(minibatch: int, factor: float, why: str) -> None:
+    def train_it() -> None:
+        with rudra.join(minibatch=minibatch) as learner:
+            model = learner.attach(net())
+            learner.optimizer(torch.optim.SGD(model.parameters(), lr=1e30))
+            for _ in learner.epochs():
+                for x, _ in learner.batches(data()):
+                    learner.step(model(x).sum() * factor)
+
+    with pytest.raises(RudraError, match=why):
+        train_it()

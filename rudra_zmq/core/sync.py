@@ -146,6 +146,11 @@ class Sync:
         """(rank, newest incarnation, state, accepted gradients) of every rank seen; present, lost or left."""
         return [(m.rank, m.incarnation, m.state, m.gradients) for m in self._common.crew.all]
 
+    @property
+    def counted(self) -> list[int]:
+        """The ranks that make lambda; none before Start."""
+        return [m.rank for m in self._common.crew.counted] if self._common.crew.began else []
+
     def slow_starters(self, now: float) -> list[tuple[int, float, float]]:
         """(rank, seconds so far, seconds at most) of each first mini-batch that takes longer than step_timeout."""
         return [] if self.finished else self._common.crew.slow_starters(now)

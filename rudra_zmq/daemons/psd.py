@@ -150,6 +150,7 @@ class Psd(Daemon):
             "psd_address": self._ipc,
             "runtime": str(self.options.runtime),
             "ppid": os.getpid(),
+            "host": self.options.settings.learnerd.host_name,
             "bind": {**self._places(job), "previous": previous},
         }
         folder = paths.job_folder(self.options.state, job)

@@ -4,7 +4,8 @@ Owns: the conversation of an evaluator with the node, and the test of one set of
 
     Hello -> Welcome      Attach      Evaluate, chunks -> TestResult      Finish
 
-Which weights it gets is the node's choice: the newest epoch's, and the last one's always.
+A pulse tells the node that it lives, however long a test takes. Which weights it gets is the node's choice: the
+newest epoch's, and the last one's always.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +25,10 @@ from rudra_zmq.config.job import JobFile
 from rudra_zmq.errors import RudraError
 from rudra_zmq.learner.attach import AttachedModel
 from rudra_zmq.learner.data import length
-from rudra_zmq.learner.line import GIVE_UP_S, Line
+from rudra_zmq.learner.line import GIVE_UP_S, Line, hello_of
 from rudra_zmq.learner.link import LinkLost
 from rudra_zmq.learner.member import ending, set_up
+from rudra_zmq.learner.pulse import Pulse
 from rudra_zmq.learner.remote import LAST_WORDS_S, Leaving
 from rudra_zmq.learner.seeds import seed_everything
 from rudra_zmq.learner.spec import LearnerSpec
@@ -80,6 +83,7 @@ class Evaluator:
 
     def __init__(self, spec: LearnerSpec, examiner: Examiner, *, give_up_s: float = GIVE_UP_S) -> None:
         self._examiner = examiner
+        self._spec = spec
         self._leaving = threading.Event()
         self._context = make_context("data")
         self._line = Line(self._context, spec, "evaluator", self._look, lambda _: None, give_up_s)
@@ -87,10 +91,19 @@ class Evaluator:
 
     def run(self) -> None:
         """Test what comes until the node says that nothing more will. Raises RudraError, NodeLost, Leaving."""
+        pulse: Pulse | None = None
         try:
+            self._line.keep_on(lambda: None)
+            welcome = self._line.welcome
+            assert welcome is not None
+            hello, file = hello_of(self._spec, "evaluator-pulse"), Path(self._spec.node_file)
+            pulse = Pulse(self._context, hello, file, welcome.ping_s, welcome.liveness_s)
+            pulse.start()
             while self._line.keep_on(self._serve):
                 pass
         finally:
+            if pulse is not None:
+                pulse.close()
             self._line.hang_up(LAST_WORDS_S)
             self._context.close()
 

@@ -39,7 +39,7 @@ class NodeLost(Unreachable):
     """The servers could not be reached, or no longer want this process: a loss, not a failure of the script."""
 
 
-def hello_of(spec: LearnerSpec, role: Literal["learner", "pulse", "evaluator"]) -> Hello:
+def hello_of(spec: LearnerSpec, role: Literal["learner", "pulse", "evaluator", "evaluator-pulse"]) -> Hello:
     """The first message of a connection."""
     return Hello(
         role=role,

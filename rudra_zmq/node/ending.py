@@ -10,22 +10,27 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from rudra_zmq.core.events import Drain, Event, Failed, Finished, Members
+from rudra_zmq.core.events import Drain, End, Event, Failed, Finished, Members
 from rudra_zmq.node import export
+from rudra_zmq.node.evaluate import Parcel
 from rudra_zmq.node.saving import Saving
 from rudra_zmq.node.snapshot import Writer
+from rudra_zmq.node.testing import Testing
 from rudra_zmq.node.work import Diverged, Work
 from rudra_zmq.wire.codec import clip
 from rudra_zmq.wire.messages.control import JobState, NodeDone, NodeStop, Progress
 from rudra_zmq.wire.messages.data import Finish
 
 DRAIN_S = 30.0
+STOP_DRAIN_S = 20.0  # the head kills a node that was asked to stop after 30 s: its snapshot has to fit in as well
+STOP_TEST_S = 25.0  # and the test that is under way
+NOW_S = 1.0  # a node that is to end at once is killed after two seconds
 LEAVE_S = 5.0
 WRITE_S = 60.0
 
 
 class Ending:
-    """``progress`` makes the figures, ``test`` sends the evaluator what waits. ``state`` is None until then."""
+    """``progress`` makes the figures, ``testing`` is the evaluator's side. ``state`` is None until then."""
 
     def __init__(
         self,
@@ -33,22 +38,26 @@ class Ending:
         saving: Saving,
         turn: Callable[[Event], None],
         progress: Callable[[], Progress],
-        test: Callable[[], None],
+        testing: Testing,
     ) -> None:
         self._work = work
         self._saving = saving
         self._turn = turn
         self._progress = progress
-        self._test = test
+        self._testing = testing
         self._asked: NodeStop | None = None
+        self._asked_at = 0.0
         self._condition = ""
+        self._patience = DRAIN_S
         self._limit = 0.0
+        self._at_once: float | None = None  # until when a snapshot that is under way is waited for, and nothing else
         self._since = 0.0
         self._saved = False
         self._exporter = Writer(lambda result: work.off_loop(lambda: self._exported(*result)))
         self._export_begun = False
         self._export_over = False
         self._told = False  # the evaluator, that nothing more comes
+        self._waits = False  # for a test: said
         self.force: Members | None = None  # what was in force at the end of training
         self.state: JobState | None = None
         self.reason = ""
@@ -72,8 +81,9 @@ class Ending:
         if stop.now or self._asked is not None:
             self._end_now(stop)
             return
-        self._asked = stop
-        self._limit = self._work.clock() + DRAIN_S
+        self._asked, self._asked_at = stop, self._work.clock()
+        self._patience = STOP_DRAIN_S
+        self._limit = self._asked_at + self._patience
         if not self.over:
             self._work.event("I", f"stops: {stop.reason or 'asked to'}; waits for the steps that are under way")
             self._drain(stop.reason)
@@ -112,8 +122,8 @@ class Ending:
     def restored(self, reason: str) -> None:
         """The snapshot that the node goes on from was the last: nothing is left to train."""
         self._saved = True
-        self._close("DONE", "" if reason == "complete" else reason)
         self._last_epoch()
+        self._close("DONE", "" if reason == "complete" else reason)
 
     def _close(self, state: JobState, reason: str) -> None:
         if self.over:
@@ -125,14 +135,14 @@ class Ending:
         sync = self._work.sync
         if sync is not None:  # who leaves from here on is no change of the job's
             self.force = Members(sync.lam, sync.n, sync.c, sync.global_batch, sync.protocol)
+            if not sync.finished:  # what comes late may not change the weights while they are written
+                self._turn(End())
 
     def _end_now(self, stop: NodeStop) -> None:
-        """No drain, no snapshot: what is written is written."""
-        if self.reported:
-            return
-        self._saving.wait(DRAIN_S / 2)  # one that is under way is worth its seconds
+        """No drain, no snapshot: one that is under way is worth its second, and nothing else is waited for."""
+        if self._at_once is None:
+            self._at_once = self._work.clock() + NOW_S
         self._close(stop.state, stop.reason)  # what is over already keeps its state
-        self._report()
 
     # -------------------------------------------------------------------------------------------- steps
 
@@ -141,8 +151,12 @@ class Ending:
         if not self.over:
             if not self.draining or self._work.clock() < self._limit:
                 return
-            self._work.event("W", f"a step takes longer than {DRAIN_S:.0f} s: its samples are given back")
+            self._work.event("W", f"a step takes longer than {self._patience:.0f} s: its samples are given back")
             self.finished(Finished(self._condition, complete=False))
+        if self._at_once is not None and not self.reported:
+            if not self._saving.busy or self._work.clock() >= self._at_once:
+                self._report()
+            return
         if self.reported or not (self._snapshot_done() and self._export_done()):
             return
         if self._test_done() and self._learners_left():
@@ -168,7 +182,7 @@ class Ending:
             work.figures.epoch_done(epoch, work.sync.lam, work.sync.global_batch)
             if work.mailbox is not None and not work.evaluator_lost:
                 work.mailbox.put(epoch, work.sync.clock, work.model.versions.current, work.clock())
-                self._test()
+                self._testing.next()
 
     def _export_done(self) -> bool:
         work = self._work
@@ -200,20 +214,36 @@ class Ending:
         self.advance()
 
     def _test_done(self) -> bool:
-        """Whether the last epoch's result is in, or will never be."""
+        """Whether the last epoch's result is in, or will never be; at a stop, that of the test under way."""
         work = self._work
         box = work.mailbox
-        if box is None or self.state != "DONE":
+        if box is None or self.state == "FAILED":
             return True
-        if box.due is not None and not work.evaluator_lost:
-            if work.clock() < box.deadline():
+        awaited = box.due if self.state == "DONE" else box.testing
+        if awaited is not None and not work.evaluator_lost:
+            if self._asked is None or work.clock() < self._asked_at + STOP_TEST_S:
+                self._say_test(awaited)
                 return False
-            work.event("W", f"no test result of epoch {box.due.epoch + 1}: the evaluator is silent")
+            work.event("W", f"no test result of epoch {awaited.epoch + 1}: the job stops, its test is discarded")
             work.evaluator_lost = True
-        if work.sessions.evaluator is not None and not self._told:
+        if self.state == "DONE" and work.sessions.evaluator is not None and not self._told:
             self._told = True
             work.post.to(work.sessions.evaluator).message(Finish())
         return True
+
+    def _say_test(self, parcel: Parcel) -> None:
+        if not self._waits and self._work.clock() >= self._since + LEAVE_S:
+            self._waits = True
+            self._work.event("I", f"waits for the test of epoch {parcel.epoch + 1}")
+
+    @property
+    def waits(self) -> str:
+        """What the end waits for, for people; "" where it is nothing that takes long."""
+        box = self._work.mailbox
+        if not self._waits or box is None or box.due is None or self.reported or self._work.evaluator_lost:
+            return ""
+        epoch = (box.testing or box.due).epoch + 1
+        return f"epoch {epoch} is tested, {self._testing.taken:.0f} s of at most {self._testing.patience:.0f} s"
 
     def _learners_left(self) -> bool:
         """Whether every learner has said good-bye, or had the time to."""

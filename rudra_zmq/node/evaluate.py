@@ -1,7 +1,7 @@
 """The mailbox of the evaluator: the newest epoch's weights win, the last epoch's are always tested.
 
-Owns: two buffers (one being tested, one waiting), which epoch is where, and how long the end of a job waits for the
-last result. Must not know: sockets, what a test computes.
+Owns: two buffers (one being tested, one waiting), which epoch is where and since when. Must not know: sockets, what a
+test computes, how long one is waited for.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from rudra_zmq.core.events import Clock
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.wire.layout import Layout
-
-PATIENCE_S = 30.0
-PATIENCE_TESTS = 10.0
 
 
 @dataclass
@@ -35,7 +32,8 @@ class Mailbox:
         self.waiting: Parcel | None = None
         self.longest = 0.0
         self.tests = 0
-        self._since = 0.0
+        self._put = 0.0
+        self._taken = 0.0
 
     @staticmethod
     def nbytes(layout: Layout) -> int:
@@ -47,27 +45,28 @@ class Mailbox:
         vector = self.waiting.vector if self.waiting else self._free.pop() if self._free else Vector(self._layout)
         vector.copy_from(weights)
         self.waiting = Parcel(epoch, clock, vector)
-        self._since = now
+        self._put = now
 
     def take(self, now: float) -> Parcel | None:
         """The evaluator is here and free: what it gets, if anything."""
         if self.testing is not None or self.waiting is None:
             return None
         self.testing, self.waiting = self.waiting, None
-        self._since = now
+        self._taken = now
         return self.testing
 
-    def gone(self) -> None:
+    def gone(self, now: float) -> None:
         """The evaluator died or came back: what it had is due again, unless something newer waits."""
         if self.testing is None:
             return
+        self._put = now
         if self.waiting is None:
             self.waiting = self.testing
         else:
             self._free.append(self.testing.vector)
         self.testing = None
 
-    def result(self, epoch: int, clock: Clock, seconds: float, now: float) -> bool:
+    def result(self, epoch: int, clock: Clock, seconds: float) -> bool:
         """A verdict; False if it is of nothing that was sent."""
         testing = self.testing
         if testing is None or testing.epoch != epoch or testing.clock != clock:
@@ -76,7 +75,6 @@ class Mailbox:
         self.testing = None
         self.longest = max(self.longest, seconds)
         self.tests += 1
-        self._since = now
         return True
 
     @property
@@ -84,6 +82,7 @@ class Mailbox:
         """The newest parcel without a result."""
         return self.waiting or self.testing
 
-    def deadline(self) -> float:
-        """When the end of the job no longer waits: half a minute and ten of the longest tests after the last news."""
-        return self._since + PATIENCE_S + PATIENCE_TESTS * self.longest
+    @property
+    def since(self) -> float:
+        """When the test that is under way began; else when what waits was put here."""
+        return self._taken if self.testing is not None else self._put

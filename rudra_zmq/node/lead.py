@@ -34,17 +34,16 @@ class Lead:
         self.work = work
         self.saving = Saving(work, self._written)
         self.turns = Turns(work, self.saving)
-        self.opening = Opening(work, self.turns.turn, self.fail)
+        self.watch = Watch(work, self._give_up)
+        self.opening = Opening(work, self.turns.turn, self.fail, self.watch.fence)
         self.sharing = Sharing(work)
         self.exchange = Exchange(work, self.turns.turn)
         self.testing = Testing(work, self._accuracy)
-        self.watch = Watch(work, self._give_up)
-        self.ending = Ending(work, self.saving, self.turns.turn, self._progress, self.testing.next)
+        self.ending = Ending(work, self.saving, self.turns.turn, self._progress, self.testing)
         self.report = Report(work, self.opening, self.saving, self.ending)
         self.turns.connect(self)
         self._last_tick = work.clock()
         self._was = ""
-        self._ended: set[int] = set()  # ranks whose process is gone and will not be started again
         self._failed: dict[tuple[int, int], str] = {}  # (rank, incarnation) that said why it fails, and may still run
 
     def _written(self, _: object) -> None:
@@ -75,7 +74,9 @@ class Lead:
             return
         session = work.sessions.heard(connection, work.clock())
         try:
-            if connection.role == "pulse":
+            if connection.evaluates:
+                self.testing.heard()
+            if connection.role.endswith("pulse"):
                 self._pulse(peer, message)
             elif connection.role == "evaluator":
                 self._evaluator(connection, message)
@@ -176,7 +177,9 @@ class Lead:
                 self.testing.gone(for_good=False)
         connection, session = work.sessions.hello(peer, hello, work.clock())
         if session is not None:
-            self._ended.discard(session.rank)
+            work.ended.discard(session.rank)
+        elif hello.role == "evaluator":
+            self.testing.met(hello)
         clock = self.opening.clock
         welcome = wire.Welcome(
             generation=clock.generation,
@@ -256,8 +259,7 @@ class Lead:
 
     def _learner_gone(self, message: control.LearnerGone) -> None:
         if message.evaluator:
-            peer = self.work.sessions.evaluator
-            if peer is not None:
+            for peer in self.work.sessions.evaluators:
                 self.work.sessions.gone(peer)
                 self.work.post.drop(peer)
             self.testing.gone(for_good=not message.respawn and message.kind != "bye")
@@ -274,13 +276,13 @@ class Lead:
     def _ended_for_good(self, message: control.LearnerGone) -> None:
         """Whom nobody will start again is not waited for."""
         work = self.work
-        self._ended.add(message.rank)
+        work.ended.add(message.rank)
         if self.ending.over or self.ending.draining:
             return
         if message.kind == "bye" and not work.started and not work.spec.resume:
             fix = "iterate learner.batches(...) inside `with rudra.join() as learner:`"
             self.fail(f"the script of rank {message.rank} ended before training began. Fix: {fix}")
-        elif len(self._ended) >= work.job.learners.count and not work.sessions.all:
+        elif len(work.ended) >= work.job.learners.count and not work.sessions.all:
             self.fail("every learner has ended before the job did, and none will be started again")
 
     # -------------------------------------------------------------------------------------------- time
@@ -316,6 +318,7 @@ class Lead:
                 self.ending.condition(f"time is up ({work.job.job.stop.time})")
         if work.started and not self.ending.over:
             self.saving.consider(epoch_done=False)
+        self.testing.look()
         self.testing.next()
         self.ending.advance()
         state, reason = self.report.state

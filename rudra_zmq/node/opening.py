@@ -1,22 +1,32 @@
 """The beginning of a job: signatures compared, version 0, the rule, the data, and when training starts.
 
-Owns: what happens between a Hello and the first lease, also of a learner that comes later or comes back. Must not
-know: gradients, updates.
+Owns: what happens between a Hello and the first lease, also of a learner that comes later or comes back, and whom this
+waits for, for what and how long. Must not know: gradients, updates.
+
+    who is not here          learners.deadline, from the first Attach or the last loss; twice that while nobody came
+    the upload of version 0  learners.deadline without another part of it; then the next rank is asked
+    job.init                 step_timeout
+    a script that is here and has not attached its model, or has not said its data: step_timeout, for it is the
+    script's own code that runs, as in a step; then its process is ended as one whose step takes too long
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from rudra_zmq.core.events import Clock, Event, Join, Start
 from rudra_zmq.core.sync import Sync
 from rudra_zmq.errors import Rejected, RudraError
+from rudra_zmq.net.bulk import BulkReceiver
 from rudra_zmq.node import export, spec
 from rudra_zmq.node.evaluate import Mailbox
 from rudra_zmq.node.figures import Figures
 from rudra_zmq.node.model import Model
 from rudra_zmq.node.sessions import Session
+from rudra_zmq.node.snapshot import Writer
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.node.work import MEMORY, Work, new_key, told
 from rudra_zmq.wire.layout import diff
@@ -25,18 +35,37 @@ from rudra_zmq.wire.messages.data import Attach, Data, InitDone, Ready, Rule, Ru
 MOST_AHEAD = 64  # leases beyond the one that is computed; more would only tie samples to a slow learner
 
 
-class Opening:
-    """``turn`` gives an event to the core; ``fail`` ends the job."""
+class Fence(Protocol):
+    """Asks for the end of a session's process."""
 
-    def __init__(self, work: Work, turn: Callable[[Event], None], fail: Callable[[str], None]) -> None:
+    def __call__(self, session: Session, reason: str, *, hard: bool) -> None: ...
+
+
+@dataclass
+class _Upload:
+    """Version 0 as it is awaited from one learner. ``moved``: when a part of it came last, or it was asked for."""
+
+    session: Session
+    key: int
+    receiver: BulkReceiver
+    moved: float
+    received: int = 0
+
+
+class Opening:
+    """``turn`` gives an event to the core; ``fail`` ends the job, ``fence`` a process."""
+
+    def __init__(self, work: Work, turn: Callable[[Event], None], fail: Callable[[str], None], fence: Fence) -> None:
         self._work = work
         self._turn = turn
         self._fail = fail
-        self._uploader: Session | None = None
-        self._key = 0  # of the upload that is awaited
-        self._refused: set[int] = set()  # ranks whose upload was of no use
+        self._fence = fence
+        self._upload: _Upload | None = None
+        self._refused: dict[tuple[int, int], str] = {}  # whose upload was of no use, or never came: why
+        self._reader = Writer(lambda error: work.off_loop(lambda: self._loaded(error)))
+        self._reading: float | None = None  # since when job.init is read
         self._born = work.clock()
-        self._first: float | None = None  # when somebody attached first
+        self._first: float | None = None  # when somebody attached first, or was lost last
 
     # ------------------------------------------------------------------------------------------ attach
 
@@ -47,11 +76,11 @@ class Opening:
             self._first = self._work.clock()
         model.slots.open(*session.who)
         session.attached = True
-        if session is self._uploader:  # it lost its connection in the middle: once more
-            self._uploader = None
+        if self._upload is not None and session is self._upload.session:  # it lost its connection: once more
+            self._upload = None
         if model.exists:
             self._ready(session)
-        elif self._work.job.job.init and not self._work.over:
+        elif self._work.job.job.init and self._reading is None and not self._work.over:
             self._load_init(model)
         self.look()
 
@@ -80,16 +109,32 @@ class Opening:
     # --------------------------------------------------------------------------------------- version 0
 
     def _load_init(self, model: Model) -> None:
+        """In a thread: a large file on a slow disk would keep the loop from everybody's pings."""
         path = Path(self._work.job.job.init)
         target = self._room(model)
         if target is None:
             return
-        try:
-            export.load(path, model.attach, model.layout, target)
-        except RudraError as error:
-            self._fail(str(error))
+        self._reading = self._work.clock()
+
+        def read() -> str:
+            try:
+                export.load(path, model.attach, model.layout, target)
+            except RudraError as error:
+                return str(error)
+            except Exception as error:  # the loop must hear of it
+                return f"{path} cannot be read: {error!r}"
+            return ""
+
+        self._reader.start(read)
+
+    def _loaded(self, error: str) -> None:
+        work = self._work
+        if work.over or work.model is None:
             return
-        self._version_0(model, f"from {path}")
+        if error:
+            self._fail(error)
+        else:
+            self._version_0(work.model, f"from {work.job.job.init}")
 
     def _room(self, model: Model) -> Vector | None:
         """Where version 0 goes; None where there is no memory, and the job has failed."""
@@ -100,32 +145,48 @@ class Opening:
             return None
 
     def _ask_upload(self, model: Model) -> None:
-        """The lowest attached rank uploads; the next one if it dies or its weights are of no use."""
-        fit = [s for s in self._work.sessions.all if s.attached and s.peer is not None]
-        fit = [s for s in fit if s.rank not in self._refused]
+        """The lowest attached rank uploads; the next one if it dies, stalls, or its weights are of no use."""
+        attached = [s for s in self._work.sessions.all if s.attached]
+        fit = [s for s in attached if s.who not in self._refused]
+        if attached and not fit:
+            self._fail(f"version 0 cannot be made: {'; '.join(self._refused[s.who] for s in attached[:4])}")
         room = self._room(model) if fit else None
-        if room is None:
-            return
-        self._uploader, self._key = fit[0], new_key()
-        peer = fit[0].peer
-        assert peer is not None
-        courier = self._work.post.to(peer)
-        courier.inbox.expect(self._key, room.data)
-        courier.message(SendInit(key=self._key))
+        for session in fit:
+            if session.peer is not None and room is not None:
+                key = new_key()
+                courier = self._work.post.to(session.peer)
+                receiver = courier.inbox.expect(key, room.data)
+                self._upload = _Upload(session, key, receiver, self._work.clock())
+                courier.message(SendInit(key=key))
+                return
+
+    def _watch_upload(self, upload: _Upload) -> None:
+        now = self._work.clock()
+        patience = self._work.job.learners.deadline_s
+        if upload.receiver.received != upload.received:
+            upload.received, upload.moved = upload.receiver.received, now
+        elif now - upload.moved >= patience:
+            text = f"rank {upload.session.rank} was asked for it and sent no part of it for {patience:.0f} s"
+            self._work.event("W", f"version 0: {text}")
+            self._refused[upload.session.who] = text
+            self._upload = None
+            if upload.session.peer is not None:  # what it sends now may not mix with the upload of another
+                self._work.post.to(upload.session.peer).inbox.take(upload.key)
 
     def init_done(self, session: Session, message: InitDone) -> None:
         """An upload is complete. Raises Rejected where it holds a NaN, or is not what was asked for."""
-        model = self._work.model
-        if model is None or session is not self._uploader or message.key != self._key or session.peer is None:
+        model, upload = self._work.model, self._upload
+        if model is None or upload is None or session is not upload.session or message.key != upload.key:
             self._work.sessions.drop("foreign-init")
             return
-        self._uploader = None
-        receiver = self._work.post.to(session.peer).inbox.take(self._key)
-        complete = receiver is not None and receiver.complete and message.nbytes == receiver.nbytes
+        if session.peer is not None:
+            self._work.post.to(session.peer).inbox.take(upload.key)
+        self._upload = None
+        complete = upload.receiver.complete and message.nbytes == upload.receiver.nbytes
         bad = export.first_bad(model.layout, model.versions.begin())
         if not complete or bad:
-            self._refused.add(session.rank)
             text = f"{bad} of rank {session.rank} is NaN or infinite" if bad else "the upload is incomplete"
+            self._refused[session.who] = text
             self.look()
             raise Rejected(f"version 0 cannot be made: {text}", fix="look at how the model is initialised")
         self._version_0(model, f"from rank {session.rank}")
@@ -141,6 +202,7 @@ class Opening:
 
     def _ready(self, session: Session) -> None:
         session.ready = True
+        session.turn = self._work.clock()
         clock = self.clock
         key = new_key()
         self._work.send(
@@ -222,39 +284,71 @@ class Opening:
     # ------------------------------------------------------------------------------------------- start
 
     def gone(self, session: Session) -> None:
-        """A session ended: if it was uploading, the next one does."""
-        if session is self._uploader:
-            self._uploader = None
+        """A session ended: if it was uploading, the next one does. It has the time to come back."""
+        if self._upload is not None and session is self._upload.session:
+            self._upload = None
+        if session.attached and not self._work.started:
+            self._first = self._work.clock()
         self.look()
 
     def look(self) -> None:
         """Is it time for the upload, for the start, or to give up? To be called at each change and each second."""
         work = self._work
-        if work.started or work.over:
+        if work.over:
             return
-        everyone = self._is_complete()
+        self._watch_scripts()
+        if work.started:
+            return
         model = work.model
-        if model is not None and not model.exists and self._uploader is None and everyone:
-            self._ask_upload(model)
         attached = [s for s in work.sessions.all if s.attached]
-        if model is not None and model.exists and everyone and all(s.joined for s in attached):
+        if work.clock() >= self.deadline() and len(attached) < work.job.learners.min:
+            self._fail(f"{len(attached)} of at least {work.job.learners.min} learners came: {self.missing()}")
+        elif model is not None and not model.exists:
+            self._look_for_version_0(model)
+        elif model is not None and self._is_complete() and all(s.joined for s in attached):
             work.started = True
             self._turn(Start())
-            return
-        now = work.clock()
-        if now >= self.deadline() and self._present() < work.job.learners.min:
-            self._fail(f"{self._present()} of at least {work.job.learners.min} learners came: {self.missing()}")
 
-    def _present(self) -> int:
-        return sum(s.attached for s in self._work.sessions.all)
+    def _look_for_version_0(self, model: Model) -> None:
+        limit = self._work.job.learners.step_timeout_s
+        if self._reading is not None:
+            if self._work.clock() - self._reading >= limit:
+                fix = "give a path that answers, or raise learners.step_timeout"
+                self._fail(f"job.init = {self._work.job.job.init} was not read within {limit:.0f} s. Fix: {fix}")
+            return
+        if self._upload is not None:
+            self._watch_upload(self._upload)
+        if self._upload is None and self._is_complete():
+            self._ask_upload(model)
+
+    def _watch_scripts(self) -> None:
+        """Whose own code runs for too long before its first mini-batch is ended; nobody else would see it."""
+        limit = self._work.job.learners.step_timeout_s
+        for session in self._work.sessions.all:
+            what = self._owes(session)
+            if what and self._work.clock() - session.turn >= limit:
+                self._fence(session, f"it has not {what} within step_timeout = {limit:g} s", hard=True)
+
+    def _owes(self, session: Session) -> str:
+        """What a learner's script has to do next, before its first mini-batch; "" if it is for others to act."""
+        if session.joined or (session.attached and not session.ready):
+            return ""
+        return "said its data" if session.attached else "attached its model"
+
+    @property
+    def expected(self) -> set[int]:
+        """Ranks that are waited for: those declared, after a restart those that were members; and may still come."""
+        ranks = self._work.members or range(self._work.job.learners.count)
+        return set(ranks) - self._work.ended
+
+    def _here(self) -> set[int]:
+        return {s.rank for s in self._work.sessions.all if s.attached}
 
     def _is_complete(self) -> bool:
         """All are here; or the time is up, and enough are."""
-        learners = self._work.job.learners
-        present = self._present()
-        return present >= learners.count or (
-            present >= learners.min and self._work.clock() >= self.deadline() and present > 0
-        )
+        here = self._here()
+        enough = len(here) >= self._work.job.learners.min
+        return enough and (self.expected <= here or self._work.clock() >= self.deadline())
 
     def deadline(self) -> float:
         """When the job starts with those who are here, or fails; twice as long while nobody has come."""
@@ -263,21 +357,38 @@ class Opening:
 
     def missing(self) -> str:
         """ "rank 2 missing, 12 s of 60 s": who is not here, and for how long it is waited."""
-        here = {s.rank for s in self._work.sessions.all if s.attached}
-        absent = [str(rank) for rank in range(self._work.job.learners.count) if rank not in here]
+        absent = self.expected - self._here()
+        coming = {rank for rank in absent if self._work.sessions.at(rank) is not None}
+        parts = [f"{_ranks(absent - coming)} missing"] if absent - coming else []
+        parts += [f"{_ranks(coming)} without a model yet"] if coming else []
         patience = self._work.job.learners.deadline_s * (2 if self._first is None else 1)
         waited = min(patience, self._work.clock() - (self.deadline() - patience))
-        who = f"rank{'s' if len(absent) > 1 else ''} {', '.join(absent[:8])}{', ...' if len(absent) > 8 else ''}"
-        return f"{who} missing, {waited:.0f} s of {patience:.0f} s"
+        return ", ".join([*parts, f"{waited:.0f} s of {patience:.0f} s"])
 
     def reason(self) -> str:
-        """Why training has not started, for people; with more than one state to say."""
-        count = self._work.job.learners.count
-        present = self._present()
-        if present < count:
-            return f"{present}/{count} learners ({self.missing()})"
-        joined = sum(s.joined for s in self._work.sessions.all)
-        return f"{joined}/{count} learners have their data"
+        """Why training has not started, for people: who is waited for, for what, how long of how long."""
+        work, now = self._work, self._work.clock()
+        if not self._is_complete():
+            return f"{len(self._here())}/{max(len(self.expected), work.job.learners.min)} learners ({self.missing()})"
+        patience, limit = work.job.learners.deadline_s, work.job.learners.step_timeout_s
+        if work.model is not None and not work.model.exists:
+            if self._reading is not None:
+                return f"{work.job.job.init} is read, {now - self._reading:.0f} s of {limit:.0f} s"
+            if self._upload is not None:
+                waited = f"{now - self._upload.moved:.0f} s of {patience:.0f} s without a part of it"
+                return f"rank {self._upload.session.rank} uploads version 0, {waited}"
+        sessions = work.sessions.all
+        slow = [s for s in sessions if self._owes(s)]
+        text = f"{sum(s.joined for s in sessions)}/{len(sessions)} learners have their data"
+        if not slow:
+            return text
+        waited = f"{now - min(s.turn for s in slow):.0f} s of {limit:.0f} s"
+        return f"{text} ({_ranks({s.rank for s in slow})} missing, {waited})"
+
+
+def _ranks(ranks: set[int]) -> str:
+    names = [str(rank) for rank in sorted(ranks)]
+    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
 
 
 def _size(nbytes: int) -> str:

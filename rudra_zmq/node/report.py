@@ -15,6 +15,7 @@ from rudra_zmq.node.figures import Figures
 from rudra_zmq.node.opening import Opening
 from rudra_zmq.node.saving import Saving
 from rudra_zmq.node.sessions import Session
+from rudra_zmq.node.watch import slow_start
 from rudra_zmq.node.work import Work
 from rudra_zmq.wire.codec import clip
 from rudra_zmq.wire.messages.control import JobState, LearnerRow, Progress
@@ -57,7 +58,12 @@ class Report:
             text = f"{waiting.present}/{waiting.needed} learners (rank {ranks} missing"
             left = waiting.deadline - work.clock()
             return "WAITING", text + (f", {max(0.0, left):.0f} s left)" if left < 1e9 else ")")
-        return "RUNNING", ""
+        return "RUNNING", ending.waits or self._slow_start()
+
+    def _slow_start(self) -> str:
+        sync = self._work.sync
+        slow = [] if sync is None else sync.slow_starters(self._work.clock())
+        return slow_start(*slow[0]) if slow else ""
 
     def progress(self) -> Progress:
         """All figures of now."""

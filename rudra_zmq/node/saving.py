@@ -95,6 +95,8 @@ class Saving:
             "samples": figures.samples,
             "figures": figures.state(),
             "settled": work.metrics.settled,
+            # At a planned stop they are leaving, and all are to come again.
+            "members": [] if work.stopping else sync.counted,
             "finished": finished,
         }
         vectors = model.vectors(self._aside, self._optimiser)
@@ -168,4 +170,5 @@ class Saving:
             if figures.untested(epoch):
                 figures.tested(epoch, {"test_error": error})
         work.metrics.settled = int(state["settled"])
+        work.members = frozenset(int(rank) for rank in state.get("members", ()))
         work.metrics.rewrite(figures.rows)

@@ -3,7 +3,7 @@
 Owns: the checks of a Hello, which socket speaks for which incarnation, when each was last heard, the counts of what
 was dropped. Must not know: the protocol's rules (core), what a message after Hello means.
 
-One data connection and one pulse per rank, and one evaluator: a thousand connects and disconnects leave no more.
+One data connection and one pulse per rank and for the evaluator: a thousand connects and disconnects leave no more.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 
 from rudra_zmq.core.events import Clock
 from rudra_zmq.errors import NotRunning, RefusedBySecurity, Rejected, RudraError
+from rudra_zmq.node.life import Process
 from rudra_zmq.wire.codec import clip
 from rudra_zmq.wire.messages.data import Hello
 
 TORPID_PINGS = 3
 MOST_VERSIONS = 16
+EVALUATOR = ("evaluator", "evaluator-pulse")
 
 
 class Turned(Exception):
@@ -59,7 +61,11 @@ class Session:
     finite: bool = True  # what came of that gradient so far
     pushed: int = 0  # last seq that has a verdict
     answered: int = -1  # last ack that was sent on the present connection
+    process: Process | None = None  # where this host runs it
+    turn: float = 0.0  # since when it is for its script to say what comes next, before its first mini-batch
     torpid: bool = False
+    at_work: bool = False  # silent, and seen to compute: said
+    slow_said: float = 0.0  # seconds of its first mini-batch when they were said last
     fenced_at: float | None = None
     fenced_hard: bool = False
     samples: int = 0
@@ -89,6 +95,11 @@ class Connection:
     rank: int
     incarnation: int
     pid: int = 0
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it is the evaluator's, its pulse or the other one."""
+        return self.role in EVALUATOR
 
 
 @dataclass
@@ -120,7 +131,7 @@ class Sessions:
 
     def of(self, connection: Connection) -> Session | None:
         """The live session that a learner's connection or pulse belongs to."""
-        if connection.role == "evaluator":
+        if connection.evaluates:
             return None
         return self.session(connection.rank, connection.incarnation)
 
@@ -148,6 +159,12 @@ class Sessions:
         connection = self._places.get(("evaluator", 0))
         return connection.peer if connection else None
 
+    @property
+    def evaluators(self) -> list[bytes]:
+        """The identities of both sockets of the evaluator's process."""
+        places = (self._places.get((role, 0)) for role in EVALUATOR)
+        return [connection.peer for connection in places if connection is not None]
+
     def drop(self, reason: str) -> None:
         """Count something that was not taken."""
         self.drops[reason] += 1
@@ -173,7 +190,7 @@ class Sessions:
         A new session of a rank takes the old one's place: the caller has ended that one before (``replaces``).
         """
         self.check(hello)
-        place = ("evaluator", 0) if hello.role == "evaluator" else (hello.role, hello.rank)
+        place = _place(hello)
         self.gone(peer)  # a second Hello on one socket moves it
         old = self._places.get(place)
         if old is not None:
@@ -190,7 +207,7 @@ class Sessions:
             session = Session(hello.rank, hello.incarnation, hello.host, hello.pid)
             self._sessions[hello.rank] = session
         session.peer = peer
-        session.heard = now
+        session.heard = session.turn = now
         session.attached = session.ready = session.listens = session.expecting = False
         session.mapped = session.shared = False
         session.answered = -1
@@ -204,7 +221,7 @@ class Sessions:
         if hello.job != self.job:
             fix = "the node of that job listens elsewhere"
             raise Turned("wrong-job", Rejected(f"this is job {self.job}, not {hello.job}", fix=fix))
-        if hello.role == "evaluator":
+        if hello.role in EVALUATOR:
             self._check_evaluator(hello)
             return
         if hello.rank >= self.most:
@@ -232,7 +249,7 @@ class Sessions:
 
     def displaces(self, peer: bytes, hello: Hello) -> list[bytes]:
         """Sockets that a Hello from ``peer`` will take the place of: this one itself, and the place's old one."""
-        old = self._places.get(("evaluator", 0) if hello.role == "evaluator" else (hello.role, hello.rank))
+        old = self._places.get(_place(hello))
         return [p for p in {peer, old.peer if old else peer} if p in self._connections]
 
     def peers(self, session: Session) -> list[bytes]:
@@ -278,3 +295,7 @@ class Sessions:
         if session is not None:
             session.heard = now
         return session
+
+
+def _place(hello: Hello) -> tuple[str, int]:
+    return hello.role, 0 if hello.role in EVALUATOR else hello.rank

@@ -35,7 +35,8 @@ class Bind(msgspec.Struct, frozen=True, kw_only=True):
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """``psd_address`` is its control socket, ``ppid`` its PID, ``folder`` the job's; ``toml`` the effective job file.
 
-    A session that is silent for ``liveness_s`` is given up; learners ping every ``ping_s``.
+    ``host`` is what learners of this host say that theirs is; "": unknown. A session that is silent for ``liveness_s``
+    is given up; learners ping every ``ping_s``.
     """
 
     job: Annotated[str, Meta(pattern="^[0-9a-f]{6}$")]
@@ -47,6 +48,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     toml: str
     runtime: str
     ppid: int = 0
+    host: str = ""
     bind: Bind = Bind()
     resume: bool = False
     ping_s: Seconds = PING_S

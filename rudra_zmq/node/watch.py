@@ -1,9 +1,11 @@
 """Is everybody alive? Silence is flagged, then the process is asked to be killed, then the session is given up.
 
-Owns: the deadlines of a session's silence and of a kill that nobody confirms. Must not know: what a loss means for the
-job (core), who kills (learnerd, by way of psd).
+Owns: the deadlines of a session's silence and of a kill that nobody confirms, and what is said of first mini-batches
+that take long. Must not know: what a loss means for the job (core), who kills (learnerd, by way of psd).
 
     3 pings without a word: torpid, said    liveness_s: fenced    confirmed, or another liveness_s: lost
+
+A silent process of this host that is at work is not fenced: step_timeout decides about it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rudra_zmq import log
+from rudra_zmq.core.sync import Sync
+from rudra_zmq.node.life import Process
 from rudra_zmq.node.sessions import TORPID_PINGS, Session
 from rudra_zmq.node.work import Work
 from rudra_zmq.wire.messages.control import NodeFence
@@ -27,21 +31,49 @@ class Watch:
 
     def look(self) -> None:
         """To be called every second, from the loop that serves: a node that hangs judges nobody."""
-        spec = self._work.spec
         now = self._work.clock()
         for session in self._work.sessions.all:
-            silent = now - session.heard
+            if session.process is None and self._work.is_here(session.host, session.pid):
+                session.process = Process(session.pid)
             if session.fenced_at is not None:
                 self._fenced(session, now)
-            elif silent > spec.liveness_s:
-                self.fence(session, f"silent for {silent:.0f} s", hard=False)
-            elif silent > TORPID_PINGS * spec.ping_s:
-                if not session.torpid:
-                    session.torpid = True
-                    self._work.event("W", f"rank {session.rank} is silent for {silent:.0f} s")
-            elif session.torpid:
-                session.torpid = False
-                self._work.event("I", f"rank {session.rank} is heard again")
+            elif now - session.heard <= TORPID_PINGS * self._work.spec.ping_s:
+                self._hears(session)
+            else:
+                self._silent(session, now)
+        if self._work.sync is not None:
+            self._slow_starters(self._work.sync, now)
+
+    def _hears(self, session: Session) -> None:
+        if session.torpid:
+            session.torpid = session.at_work = False
+            if session.process is not None:
+                session.process.heard()
+            self._work.event("I", f"rank {session.rank} is heard again")
+
+    def _silent(self, session: Session, now: float) -> None:
+        silent = now - session.heard
+        idle = silent if session.process is None else session.process.idle(silent, now)
+        if idle > self._work.spec.liveness_s:
+            self.fence(session, f"silent for {silent:.0f} s", hard=False)
+        elif not session.torpid:
+            session.torpid = True
+            self._work.event("W", f"rank {session.rank} is silent for {silent:.0f} s")
+        elif silent > self._work.spec.liveness_s and not session.at_work:
+            session.at_work = True
+            self._work.event(
+                "W",
+                f"rank {session.rank} is silent for {silent:.0f} s, but its process (PID {session.pid}) computes: "
+                f"step_timeout = {self._work.job.learners.step_timeout} decides",
+            )
+
+    def _slow_starters(self, sync: Sync, now: float) -> None:
+        """Said when step_timeout has passed, and each time that it has become twice as long."""
+        for rank, seconds, most in sync.slow_starters(now):
+            session = self._work.sessions.at(rank)
+            if session is not None and seconds >= 2 * session.slow_said:
+                session.slow_said = seconds
+                self._work.event("W", slow_start(rank, seconds, most))
 
     def fence(self, session: Session, reason: str, *, hard: bool) -> None:
         """Ask that the process be killed; ``hard``: also if it is heard again."""
@@ -62,3 +94,15 @@ class Watch:
         if now - session.fenced_at > self._work.spec.liveness_s:
             # Nothing that its sockets send is heard from here on, so its samples may be leased again.
             self._lost(session, f"nobody confirms its death; last heard {now - session.heard:.0f} s ago")
+
+
+def slow_start(rank: int, seconds: float, most: float) -> str:
+    """What is said of a first mini-batch that takes longer than any other may."""
+    return (
+        f"learner {rank} has computed its first mini-batch for {_span(seconds)}; "
+        f"step_timeout does not apply to the first, it is waited for {_span(most)}"
+    )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

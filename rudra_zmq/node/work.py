@@ -102,7 +102,9 @@ class Work:
     over: bool = False  # training has ended
     stopping: bool = False  # a drain is on: learners are asked to leave
     evaluator_free: bool = False  # attached and not testing
-    evaluator_lost: bool = False  # gone for good
+    evaluator_lost: bool = False  # no result is awaited of it
+    members: frozenset[int] = frozenset()  # ranks of the snapshot that the job goes on from; empty: those declared
+    ended: set[int] = field(default_factory=set)  # ranks whose process is gone and will not be started again
     _accounted: float = 0.0
     _limits: dict[str, float] = field(default_factory=dict)
 
@@ -120,6 +122,10 @@ class Work:
     def evaluated(self) -> bool:
         """Whether the job has an evaluator: a task has, a script tests by itself."""
         return self.job.kind == "task"
+
+    def is_here(self, host: str, pid: int) -> bool:
+        """Whether what a process says of itself means one of this host."""
+        return bool(self.spec.host) and host == self.spec.host and pid > 0
 
     def check_weights(self) -> None:
         """Raises Diverged if the current version holds a NaN or an infinity.

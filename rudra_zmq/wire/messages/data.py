@@ -42,7 +42,7 @@ TensorList: TypeAlias = Annotated[list[TensorSpec], Meta(max_length=65536)]
 class Hello(Message, frozen=True, tag="hello"):
     """First on every connection. ``key`` is the job-scoped public key (empty on loopback without keys)."""
 
-    role: Literal["learner", "pulse", "evaluator"]
+    role: Literal["learner", "pulse", "evaluator", "evaluator-pulse"]
     job: Short
     token: Short
     rank: Rank

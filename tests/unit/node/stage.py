@@ -109,6 +109,7 @@ class Stage:
         """Let the writer's thread finish, and hear what it says."""
         for _ in range(6):
             assert self.lead.saving.wait(10) and self.lead.ending._exporter.join(10)
+            assert self.lead.opening._reader.join(10)
             while not self._soon.empty():
                 self._soon.get()()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from rudra_zmq.node import life, snapshot
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages import data as d
-from tests.unit.node.stage import ATTACH, Peer, Stage
+from tests.unit.node.stage import ATTACH, JOB, TOKEN, Peer, Stage
 
 StageOf = Callable[..., Stage]
 
@@ -157,6 +159,120 @@ def test_an_evaluator_that_says_nothing_does_not_hold_the_end_for_ever(stage_of:
     assert _done(stage).state == "DONE"
 
 
+def _trained(stage: Stage, pulse: bool = True) -> tuple[Peer, d.Evaluate]:
+    """An evaluator that tests the only epoch of a job whose learner has left."""
+    (peer,) = stage.crew(1, samples=8)
+    evaluator = _evaluator(stage)
+    if pulse:
+        stage.say(evaluator.pulse, d.Hello(role="evaluator-pulse", rank=0, incarnation=1, job=JOB, token=TOKEN))
+    _epoch(stage, peer)
+    peer.say(d.Bye(reason="done"))
+    stage.settle()
+    return evaluator, evaluator.take(d.Evaluate)
+
+
+def _beat(stage: Stage, evaluator: Peer, seconds: float) -> None:
+    for _ in range(int(seconds)):
+        stage.say(evaluator.pulse, d.Ping())
+        stage.pass_time(1.0)
+
+
+def test_a_test_may_take_as_long_as_its_pulse_is_heard(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=1, task=True)
+    evaluator, evaluate = _trained(stage)
+    _beat(stage, evaluator, 300)
+    assert stage.lead.report.state == ("RUNNING", "epoch 1 is tested, 300 s of at most 600 s")
+    assert stage.events("waits for the test of epoch 1") and not stage.all(c.NodeDone)
+    _verdict(evaluator, evaluate, 0.5, seconds=300.0)
+    assert _done(stage).progress.accuracy == 0.5
+
+
+def test_a_test_that_never_ends_is_given_up(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=1, task=True, learners='step_timeout = "100s"')
+    evaluator, _ = _trained(stage)
+    _beat(stage, evaluator, 99)
+    assert not stage.all(c.NodeDone)
+    _beat(stage, evaluator, 3)
+    assert stage.events("no test result of epoch 1: its test takes longer than 100 s")
+    assert _done(stage).state == "DONE"
+
+
+def test_a_long_test_before_makes_the_last_one_waited_for(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=2, task=True, learners='step_timeout = "20s"')
+    (peer,) = stage.crew(1, samples=8)
+    evaluator = _evaluator(stage)
+    _epoch(stage, peer)
+    _verdict(evaluator, evaluator.take(d.Evaluate), 0.25, seconds=15.0)
+    _epoch(stage, peer)
+    peer.say(d.Bye(reason="done"))
+    stage.settle()
+    evaluate = evaluator.take(d.Evaluate)
+    for _ in range(120):
+        evaluator.ping()
+        stage.pass_time(1.0)
+    _verdict(evaluator, evaluate, 0.5)
+    assert _done(stage).progress.accuracy == 0.5
+
+
+def test_an_evaluator_that_was_silent_for_a_while_is_awaited_again(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=3, task=True)
+    (peer,) = stage.crew(1, samples=8)
+    evaluator = _evaluator(stage)
+    _epoch(stage, peer)
+    first = evaluator.take(d.Evaluate)
+    stage.pass_time(31.0, alive=[peer])
+    assert stage.events("no test result of epoch 1: the evaluator is silent for")
+    _epoch(stage, peer)
+    evaluator.ping()
+    assert stage.events("the evaluator is heard again")
+    _verdict(evaluator, first, 0.25)
+    _epoch(stage, peer)
+    assert evaluator.take(d.Evaluate).epoch == 2
+    assert stage.lead.report.progress().rows[0].accuracy == 0.25
+
+
+def test_a_silent_evaluator_of_this_host_that_computes_is_waited_for(
+    stage_of: StageOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = stage_of(count=1, epochs=1, task=True, host="here")
+    monkeypatch.setattr(life.Process.__init__, "__defaults__", (lambda pid: life.Stat("R", 7, int(100 * stage.now)),))
+    evaluator = Peer(stage, 0, role="evaluator")
+    evaluator.hello(host="here", pid=5)
+    evaluator.say(ATTACH)
+    (peer,) = stage.crew(1, samples=8)
+    _epoch(stage, peer)
+    peer.say(d.Bye(reason="done"))
+    stage.settle()
+    stage.pass_time(200.0)
+    assert not stage.all(c.NodeDone)
+    _verdict(evaluator, evaluator.take(d.Evaluate), 0.5)
+    assert _done(stage).progress.accuracy == 0.5
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_stop_waits_for_the_test_under_way_or_says_that_it_does_not(stage_of: StageOf, comes: bool) -> None:
+    stage = stage_of(count=1, epochs=9, task=True, snapshot="auto")
+    (peer,) = stage.crew(1, samples=8)
+    evaluator = _evaluator(stage)
+    _epoch(stage, peer)
+    evaluate = evaluator.take(d.Evaluate)
+    stage.lead.command(c.NodeStop(now=False, state="STOPPED", reason="asked to"))
+    peer.push()
+    peer.say(d.Bye(reason="drain"))
+    stage.settle()
+    for _ in range(24):
+        evaluator.ping()
+        stage.pass_time(1.0)
+    assert not stage.all(c.NodeDone)
+    if comes:
+        _verdict(evaluator, evaluate, 0.5)
+    else:
+        stage.pass_time(1.5)  # within the half minute after which the head kills the node
+        assert stage.events("no test result of epoch 1: the job stops")
+    done = _done(stage)
+    assert (done.state, done.progress.rows[0].accuracy) == ("STOPPED", 0.5 if comes else None)
+
+
 def test_an_evaluators_death_is_not_a_learners(stage_of: StageOf) -> None:
     stage = stage_of(count=1, task=True)
     (peer,) = stage.crew(1, samples=8)
@@ -280,15 +396,15 @@ def test_a_stop_waits_for_the_step_and_the_snapshot(stage_of: StageOf) -> None:
     assert (stage.folder / "weights.safetensors").exists()
 
 
-def test_a_step_that_never_ends_holds_a_stop_for_half_a_minute(stage_of: StageOf) -> None:
+def test_a_step_that_never_ends_leaves_a_stop_the_time_for_its_snapshot(stage_of: StageOf) -> None:
     stage = stage_of(snapshot="auto")
     zero, one = stage.crew(2)
     zero.push()
     stage.lead.command(c.NodeStop(now=False, state="STOPPED", reason="asked to"))
-    stage.pass_time(29.0, alive=[zero, one])
+    stage.pass_time(19.0, alive=[zero, one])
     assert not stage.lead.ending.over
     stage.pass_time(1.5, alive=[zero, one])
-    assert stage.events("a step takes longer than 30 s")
+    assert stage.events("a step takes longer than 20 s")
     stage.settle()
     stage.pass_time(5.5, alive=[zero, one])
     done = _done(stage)
@@ -312,6 +428,52 @@ def test_now_is_at_once(stage_of: StageOf, second: bool) -> None:
     assert (done.state, done.reason) == ("FAILED", "learner 1: ValueError")
     assert [p.name for p in (stage.folder / "snapshots").iterdir()] == ["1-0"]
     assert not (stage.folder / "weights.safetensors").exists()
+
+
+def test_now_waits_for_no_snapshot_that_takes_long(stage_of: StageOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head kills the node after two seconds: until then the loop has to serve."""
+    written, write = threading.Event(), snapshot.Store.write
+    monkeypatch.setattr(snapshot.Store, "write", lambda store, content: written.wait(20) and write(store, content))
+    stage = stage_of(snapshot="auto")
+    stage.crew(2)
+    assert stage.lead.saving.busy
+    stage.lead.command(c.NodeStop(now=True, state="STOPPED", reason="asked to"))
+    assert stage.lead.ending.over and not stage.all(c.NodeDone)
+    stage.pass_time(1.0)
+    (done,) = stage.all(c.NodeDone)
+    assert done.state == "STOPPED" and not written.is_set()
+    written.set()
+
+
+def test_a_step_that_ends_after_all_changes_nothing_any_more(stage_of: StageOf) -> None:
+    stage = stage_of(protocol="softsync", sync="n = 2", epochs=9, job='stop = {time = "5s"}')
+    zero, one = stage.crew(2)
+    zero.push()
+    stage.pass_time(40.0, alive=[zero, one])
+    assert stage.events("takes longer than 30 s")
+    model, sync = stage.lead.work.model, stage.lead.work.sync
+    assert model is not None and sync is not None
+    weights, updates = model.versions.current.params.copy(), sync.clock.timestamp
+    one.push(9.0)
+    grant = one.hear()
+    assert (grant.verdict, grant.done) == ("late", True)
+    one.say(d.Bye(reason="done"))
+    assert sync.clock.timestamp == updates
+    np.testing.assert_array_equal(model.versions.current.params, weights)
+    stage.settle()
+    stage.pass_time(6.0)
+    assert _done(stage).progress.updates == updates
+
+
+def test_a_job_that_trained_nothing_has_failed(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=2)
+    (peer,) = stage.crew(1, samples=8)
+    for _ in range(4):
+        peer.push(float("nan"))
+    assert peer.hear().done
+    peer.say(d.Bye(reason="done"))
+    done = _done(stage)
+    assert done.state == "FAILED" and done.reason.startswith("epoch 1 applied 0 samples and skipped 8: ")
 
 
 def test_a_stop_before_anything_began(stage_of: StageOf) -> None:

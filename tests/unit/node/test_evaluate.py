@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rudra_zmq.core.events import Clock
-from rudra_zmq.node.evaluate import PATIENCE_S, PATIENCE_TESTS, Mailbox
+from rudra_zmq.node.evaluate import Mailbox
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.wire.layout import Layout
 from rudra_zmq.wire.messages.data import Attach, TensorSpec
@@ -36,7 +36,7 @@ def test_newest_wins_while_the_evaluator_is_busy(layout: Layout) -> None:
         _put(box, layout, epoch)
     assert box.take(0.0) is None
     np.testing.assert_array_equal(first.vector.params, 0.0)  # what is being tested is not written to
-    assert box.result(0, Clock(1, 0), 1.0, 5.0)
+    assert box.result(0, Clock(1, 0), 1.0)
     second = box.take(5.0)
     assert second is not None and second.epoch == 3
     np.testing.assert_array_equal(second.vector.params, 3.0)
@@ -51,26 +51,26 @@ def test_two_buffers_are_enough(layout: Layout) -> None:
         if parcel:
             seen.add(id(parcel.vector))
         if epoch % 3 == 0 and box.testing:
-            assert box.result(box.testing.epoch, box.testing.clock, 1.0, 0.0)
+            assert box.result(box.testing.epoch, box.testing.clock, 1.0)
     assert len(seen) <= 2
 
 
 def test_a_result_of_something_else_is_refused(layout: Layout) -> None:
     box = Mailbox(layout)
-    assert not box.result(0, Clock(1, 0), 1.0, 0.0)
+    assert not box.result(0, Clock(1, 0), 1.0)
     _put(box, layout, 1)
     box.take(0.0)
-    assert not box.result(1, Clock(2, 10), 1.0, 0.0)
-    assert not box.result(0, Clock(1, 10), 1.0, 0.0)
-    assert box.result(1, Clock(1, 10), 1.0, 0.0)
-    assert not box.result(1, Clock(1, 10), 1.0, 0.0)
+    assert not box.result(1, Clock(2, 10), 1.0)
+    assert not box.result(0, Clock(1, 10), 1.0)
+    assert box.result(1, Clock(1, 10), 1.0)
+    assert not box.result(1, Clock(1, 10), 1.0)
 
 
 def test_an_evaluator_that_dies_gets_it_again(layout: Layout) -> None:
     box = Mailbox(layout)
     _put(box, layout, 4)
     assert box.take(0.0) is not None
-    box.gone()
+    box.gone(0.5)
     again = box.take(1.0)
     assert again is not None and again.epoch == 4
 
@@ -80,20 +80,23 @@ def test_an_evaluator_that_dies_gets_the_newer_one(layout: Layout) -> None:
     _put(box, layout, 0)
     box.take(0.0)
     _put(box, layout, 1)
-    box.gone()
+    box.gone(0.5)
     again = box.take(1.0)
     assert again is not None and again.epoch == 1
-    box.gone()
-    box.gone()
+    box.gone(0.5)
+    box.gone(0.5)
     assert box.due is not None and box.due.epoch == 1
 
 
-def test_patience_follows_the_longest_test(layout: Layout) -> None:
+def test_since_when_it_is_waited_for(layout: Layout) -> None:
     box = Mailbox(layout)
     _put(box, layout, 0, now=100.0)
-    assert box.deadline() == 100.0 + PATIENCE_S
+    assert box.since == 100.0
     box.take(110.0)
-    assert box.deadline() == 110.0 + PATIENCE_S
-    box.result(0, Clock(1, 0), 7.0, 120.0)
-    _put(box, layout, 1, now=130.0)
-    assert box.deadline() == 130.0 + PATIENCE_S + PATIENCE_TESTS * 7.0
+    _put(box, layout, 1, now=120.0)
+    assert box.since == 110.0  # what comes meanwhile makes the test under way no younger
+    box.result(0, Clock(1, 0), 7.0)
+    assert (box.since, box.longest) == (120.0, 7.0)
+    box.take(130.0)
+    box.gone(140.0)
+    assert box.since == 140.0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
+from rudra_zmq.node import life
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages import data as d
 from tests.unit.node.stage import ATTACH, Peer, Stage
@@ -41,6 +45,126 @@ def test_silence_is_said_then_fenced_then_given_up(stage_of: StageOf) -> None:
     silent.hello()
     refused = silent.take(d.Refused)
     assert refused.code == "not-running"
+
+
+class _Host:
+    """The processes of the node's host, as a test wants them to be."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stats: dict[int, life.Stat | None] = {}
+        monkeypatch.setattr(life.Process.__init__, "__defaults__", (self.read,))
+
+    def read(self, pid: int) -> life.Stat | None:
+        return self.stats.get(pid)
+
+    def work(self, pid: int) -> None:
+        stat = self.stats[pid]
+        assert stat is not None
+        self.stats[pid] = stat._replace(cpu=stat.cpu + 40)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> _Host:
+    return _Host(monkeypatch)
+
+
+def _silent_one(stage_of: StageOf, host: _Host, here: str = "h") -> tuple[Stage, Peer]:
+    """A stage whose host is the learners', and rank 0; rank 1 (PID 101) is heard no more."""
+    host.stats = {1: life.Stat("S", 50, 0), 101: life.Stat("R", 50, 1000)}
+    stage = stage_of(protocol="async", sync="n = 2", host=here)
+    alive, _ = stage.crew(2)
+    stage.pass_time(0.5, alive=[alive])
+    return stage, alive
+
+
+def _pass(stage: Stage, host: _Host, alive: Peer, seconds: float) -> None:
+    for _ in range(int(seconds)):
+        host.work(101)
+        stage.pass_time(1.0, alive=[alive])
+
+
+def test_who_is_silent_and_computes_is_left_to_step_timeout(stage_of: StageOf, host: _Host) -> None:
+    stage, alive = _silent_one(stage_of, host)
+    _pass(stage, host, alive, 60)
+    assert not stage.all(c.NodeFence)
+    assert len(stage.events("rank 1 is silent for 10 s, but its process (PID 101) computes: step_timeout = 10m")) == 1
+    assert stage.lead.report.learners()[1].state == "torpid"
+    other = stage.lead.work.sessions.at(1)
+    assert other is not None and other.peer is not None
+    stage.say(other.peer, d.Ping())
+    stage.pass_time(1.0, alive=[alive])
+    assert stage.events("rank 1 is heard again")
+    stage.pass_time(11.0, alive=[alive])  # and the next silence is one without work
+    assert len(stage.all(c.NodeFence)) == 1
+
+
+def test_who_computes_for_longer_than_step_timeout_is_fenced_all_the_same(stage_of: StageOf, host: _Host) -> None:
+    host.stats = {1: life.Stat("S", 50, 0), 101: life.Stat("R", 50, 1000)}
+    stage = stage_of(protocol="async", sync="n = 2", host="h", learners='step_timeout = "40s"')
+    alive, other = stage.crew(2)
+    other.push()
+    _pass(stage, host, alive, 42)
+    (fence,) = stage.all(c.NodeFence)
+    assert (fence.rank, fence.reason) == (1, "no gradient within step_timeout = 40 s")
+
+
+@pytest.mark.parametrize(
+    "stat",
+    [
+        None,
+        life.Stat("T", 50, 10**6),
+        life.Stat("t", 50, 10**6),
+        life.Stat("Z", 50, 10**6),
+        life.Stat("R", 51, 10**6),  # the number is another process's by now
+        life.Stat("S", 50, 10**6),  # it does nothing
+    ],
+)
+def test_who_is_stopped_gone_or_idle_is_as_silent_as_it_seems(
+    stage_of: StageOf, host: _Host, stat: life.Stat | None
+) -> None:
+    stage, alive = _silent_one(stage_of, host)
+    host.stats[101] = stat
+    stage.pass_time(9.0, alive=[alive])
+    assert not stage.all(c.NodeFence)
+    stage.pass_time(1.0, alive=[alive])
+    assert len(stage.all(c.NodeFence)) == 1
+
+
+def test_a_process_that_is_stopped_in_its_work_is_fenced_at_once(stage_of: StageOf, host: _Host) -> None:
+    stage, alive = _silent_one(stage_of, host)
+    _pass(stage, host, alive, 20)
+    host.stats[101] = life.Stat("T", 50, 10**6)
+    stage.pass_time(0.5, alive=[alive])
+    assert len(stage.all(c.NodeFence)) == 1
+
+
+@pytest.mark.parametrize("here", ["", "elsewhere"])
+def test_of_another_host_only_silence_is_known(stage_of: StageOf, host: _Host, here: str) -> None:
+    stage, alive = _silent_one(stage_of, host, here)
+    _pass(stage, host, alive, 11)
+    assert len(stage.all(c.NodeFence)) == 1
+
+
+def test_what_this_host_tells_of_a_process() -> None:
+    """A thread of its own that computes counts; a stopped one is told as such."""
+    child = subprocess.Popen([sys.executable, "-c", "import sys\nprint(1, flush=True)\nwhile True: pass"], stdout=-1)
+    try:
+        assert child.stdout is not None and child.stdout.readline()
+        first = life.read(child.pid)
+        assert first is not None
+        while (later := life.read(child.pid)) == first or later is None or later.cpu <= first.cpu:
+            pass
+        assert later.started == first.started
+        child.send_signal(signal.SIGSTOP)
+        while (stat := life.read(child.pid)) is not None and stat.state not in life.STOPPED:
+            pass
+        assert stat is not None
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+    assert life.read(child.pid) is None
 
 
 def test_a_confirmed_death_comes_first(stage_of: StageOf) -> None:

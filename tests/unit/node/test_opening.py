@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from rudra_zmq.node import export
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages import data as d
 from tests.unit.node.stage import ATTACH, Peer, Stage
@@ -109,13 +111,33 @@ def test_version_0_from_a_file(stage_of: StageOf, tmp_path: Path) -> None:
     safetensors.numpy.save_file({"w": np.arange(4, dtype=np.float32)}, path)
     stage = stage_of(job=f'init = "{path}"')
     peer = _attached(stage, 1)
-    peer.ready()
-    np.testing.assert_array_equal(peer.vector(), [0, 1, 2, 3])
+    other = _attached(stage, 0)
+    assert peer.none(d.Ready) and other.none(d.SendInit)  # it is read while the node hears everybody
+    stage.settle()
+    for learner in (peer, other):
+        learner.ready()
+        np.testing.assert_array_equal(learner.vector(), [0, 1, 2, 3])
+
+
+def test_a_file_that_is_not_read_in_time_fails_the_job(stage_of: StageOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = threading.Event()
+    monkeypatch.setattr(export, "load", lambda *_: read.wait(20))
+    stage = stage_of(count=1, job='init = "/mnt/dead.safetensors"', learners='step_timeout = "40s"')
+    peer = _attached(stage, 0)
+    stage.pass_time(39.0, alive=[peer])
+    assert stage.lead.report.state == ("WAITING", "/mnt/dead.safetensors is read, 39 s of 40 s")
+    stage.pass_time(6.0, alive=[peer])
+    read.set()
+    (done,) = stage.all(c.NodeDone)
+    assert done.state == "FAILED" and "/mnt/dead.safetensors was not read within 40 s" in done.reason
+    stage.settle()  # what comes late is nobody's
+    assert not stage.events("version 0")
 
 
 def test_a_file_that_is_not_there_fails_the_job(stage_of: StageOf, tmp_path: Path) -> None:
     stage = stage_of(job=f'init = "{tmp_path}/absent.safetensors"')
     crew = [_attached(stage, 0), _attached(stage, 1)]
+    stage.settle()
     assert len(stage.events("absent.safetensors")) == 1 and crew[0].none(d.SendInit)
     stage.pass_time(6.0)
     done = stage.all(c.NodeDone)
@@ -239,6 +261,141 @@ def test_too_few_at_the_deadline_is_a_failure_with_who_is_missing(stage_of: Stag
     done = stage.all(c.NodeDone)
     assert [m.state for m in done] == ["FAILED"]
     assert done[0].reason == "1 of at least 2 learners came: ranks 1, 2 missing, 30 s of 30 s"
+
+
+def test_an_upload_that_never_comes_is_asked_of_the_next_rank(stage_of: StageOf) -> None:
+    stage = stage_of(count=2, learners='deadline = "30s"')
+    crew = [_attached(stage, 0), _attached(stage, 1)]
+    init = crew[0].take(d.SendInit)
+    stage.pass_time(20.0, alive=crew)
+    crew[0].say(d.Chunk(key=init.key, offset=0), b"\0" * 16)  # all of it, but for the word that it is
+    stage.pass_time(29.0, alive=crew)
+    reason = "rank 0 uploads version 0, 28 s of 30 s without a part of it"
+    assert stage.lead.report.state == ("WAITING", reason) and crew[1].none(d.SendInit)
+    stage.pass_time(1.5, alive=crew)
+    assert stage.events("rank 0 was asked for it and sent no part of it for 30 s")
+    second = crew[1].take(d.SendInit)
+    crew[1].say(d.Chunk(key=second.key, offset=0), np.full(4, 5.0, np.float32).tobytes())
+    crew[0].say(d.Chunk(key=init.key, offset=0), b"x" * 16)  # it wakes up: version 0 is another's by now
+    crew[0].say(d.InitDone(key=init.key, nbytes=16))
+    assert (stage.drops()["foreign-chunk"], stage.drops()["foreign-init"]) == (1, 1)
+    crew[1].say(d.InitDone(key=second.key, nbytes=16))
+    for peer in crew:
+        peer.ready()
+        np.testing.assert_array_equal(peer.vector(), 5.0)
+
+
+def test_nobody_who_uploads_is_a_failure(stage_of: StageOf) -> None:
+    stage = stage_of(count=2, learners='deadline = "30s"')
+    crew = [_attached(stage, 0), _attached(stage, 1)]
+    stage.pass_time(70.0, alive=crew)
+    (done,) = stage.all(c.NodeDone)
+    assert done.state == "FAILED" and "rank 0 was asked for it" in done.reason and "rank 1 was" in done.reason
+
+
+def test_who_never_says_its_data_is_ended_and_what_comes_in_its_place_is_waited_for(stage_of: StageOf) -> None:
+    stage = stage_of(count=2, learners='deadline = "30s"\nstep_timeout = "100s"\nmin = 2')
+    crew = [_attached(stage, 0), _attached(stage, 1)]
+    crew[0].upload()
+    for peer in crew:
+        peer.ready()
+    crew[0].say(d.Data(samples=32, minibatch=0))
+    stage.pass_time(99.0, alive=crew)
+    assert stage.lead.report.state == ("WAITING", "1/2 learners have their data (rank 1 missing, 99 s of 100 s)")
+    assert not stage.all(c.NodeFence)
+    stage.pass_time(1.0, alive=crew)
+    (fence,) = stage.all(c.NodeFence)
+    assert (fence.rank, fence.reason) == (1, "it has not said its data within step_timeout = 100 s")
+    stage.lead.command(c.LearnerGone(rank=1, incarnation=1, kind="fenced", respawn=True))
+    stage.pass_time(20.0, alive=crew[:1])
+    assert stage.lead.report.state == ("WAITING", "1/2 learners (rank 1 missing, 20 s of 30 s)")
+    again = _attached(stage, 1, incarnation=2)
+    again.ready()
+    again.say(d.Data(samples=32, minibatch=0))
+    assert again.hear().lam == 2 and stage.state() == "RUNNING"
+
+
+def test_a_script_that_stops_short_of_its_model_is_ended_too(stage_of: StageOf) -> None:
+    """Also of a rank that comes back to a job that waits for it, and for nothing else."""
+    stage = stage_of(count=2, learners='step_timeout = "100s"\ndeadline = "5s"\non_lost = "wait"')
+    crew = stage.crew(2)
+    stage.lead.command(c.LearnerGone(rank=1, incarnation=1, kind="lost", respawn=True))
+    again = Peer(stage, 1, incarnation=2)
+    again.hello()
+    stage.pass_time(99.0, alive=[crew[0], again])
+    assert not stage.all(c.NodeFence)
+    stage.pass_time(1.5, alive=[crew[0], again])
+    (fence,) = stage.all(c.NodeFence)
+    assert (fence.rank, fence.incarnation) == (1, 2) and "attached its model" in fence.reason
+
+
+def test_who_is_here_without_a_model_is_not_called_missing(stage_of: StageOf) -> None:
+    stage = stage_of(count=3, learners='deadline = "30s"')
+    peers = [_attached(stage, 0), Peer(stage, 2)]
+    peers[1].hello()
+    stage.pass_time(12.0, alive=peers)
+    assert stage.lead.report.state[1] == "1/3 learners (rank 1 missing, rank 2 without a model yet, 12 s of 30 s)"
+
+
+def test_a_first_mini_batch_that_does_not_end_is_said(stage_of: StageOf) -> None:
+    stage = stage_of(count=2, protocol="async", sync="n = 2", epochs=99, learners='step_timeout = "5m"')
+    crew = stage.crew(2)
+    crew[0].push()
+    crew[0].push()
+    stage.pass_time(290.0, step=10.0, alive=crew)
+    assert stage.lead.report.state == ("RUNNING", "") and not stage.events("first mini-batch")
+    for _ in range(5):
+        crew[0].push()
+        stage.pass_time(90.0, step=10.0, alive=crew)
+    text = "learner 1 has computed its first mini-batch for 12 min; step_timeout does not apply to the first"
+    assert stage.lead.report.state == ("RUNNING", f"{text}, it is waited for 60 min")
+    assert len(stage.events("learner 1 has computed its first mini-batch for")) == 2  # 5 min, 10 min
+    crew[1].push()
+    assert stage.lead.report.state == ("RUNNING", "") and not stage.all(c.NodeFence)
+
+
+def test_a_restarted_node_waits_for_those_who_were_members(stage_of: StageOf) -> None:
+    job = {"count": 3, "protocol": "softsync", "snapshot": "1ms", "learners": 'deadline = "30s"'}
+    one = stage_of(**job)
+    crew = one.crew(3)
+    one.lead.command(c.LearnerGone(rank=1, incarnation=1, kind="lost", respawn=False))
+    one.pass_time(31.0, alive=[crew[0], crew[2]])
+    one.settle()
+    crew[0].push()
+    crew[2].push()
+    one.settle()
+    two = stage_of(**job, generation=2, resume=True)
+    zero = _attached(two, 0)
+    two.pass_time(6.0, alive=[zero])
+    assert two.lead.report.state == ("WAITING", "1/2 learners (rank 2 missing, 6 s of 30 s)")
+    peers = [zero, _attached(two, 2)]
+    for peer in peers:
+        peer.ready()
+        peer.say(d.Data(samples=32, minibatch=0))
+    assert all(peer.hear().lam == 2 for peer in peers)
+
+
+def test_a_job_that_was_stopped_waits_for_all_again(stage_of: StageOf) -> None:
+    job = {"count": 2, "snapshot": "auto", "learners": 'deadline = "30s"'}
+    one = stage_of(**job)
+    zero, other = one.crew(2)
+    one.settle()
+    one.lead.command(c.NodeStop(now=False, state="STOPPED", reason="asked to"))
+    zero.push()
+    zero.say(d.Bye(reason="drain"))
+    other.push()
+    one.settle()
+    two = stage_of(**job, generation=2, resume=True)
+    _attached(two, 1)
+    assert two.lead.opening.reason() == "1/2 learners (rank 0 missing, 0 s of 30 s)"
+
+
+def test_who_will_not_come_again_is_not_waited_for(stage_of: StageOf) -> None:
+    stage = stage_of(count=3)
+    crew = [_attached(stage, 0), _attached(stage, 2)]
+    stage.lead.command(c.LearnerGone(rank=1, incarnation=1, kind="lost", respawn=False))
+    stage.pass_time(0.5, alive=crew)
+    assert crew[0].take(d.SendInit)
 
 
 def test_nobody_at_all_is_waited_for_twice_as_long(stage_of: StageOf) -> None:

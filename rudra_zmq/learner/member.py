@@ -3,7 +3,8 @@
 Owns: seeds, threads, logs and signals of a learner process, and what its exit status says. Must not know: training.
 
 Exit status: 0 done or left as asked; 75 the servers are lost (a loss, the rank may be started again); that of the
-error for what the library refuses; what Python makes of the script's own exceptions.
+error for what the library refuses; what Python makes of the script's own exceptions (of KeyboardInterrupt a death by
+SIGINT: a loss, as every death by a signal is).
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def joined(path: Path, ignored: Mapping[str, object]) -> Iterator[Learner]:
             except Leaving:
                 learner.leave(None)
                 raise
+            except (KeyboardInterrupt, NodeLost):
+                raise  # a loss, as learnerd will tell by the signal or the exit status: no word of a failure
             except BaseException as error:
                 learner.leave(error)
                 raise

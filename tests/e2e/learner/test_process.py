@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 import rudra_zmq
+from rudra_zmq.daemons.output import last_words
 from rudra_zmq.learner.spec import LearnerSpec
 from rudra_zmq.wire.messages.data import Attach, Bye, Data, Evaluate, Finish, Log, Push, TestResult
 from tests.net.learner.conftest import spec_in
@@ -147,6 +148,23 @@ def test_the_script_s_own_exception_is_shown_whole_and_fails_the_job(stage: Stag
     )
     node.wait_for(lambda: bool(node.of(Bye)))
     assert (node.of(Bye)[0].reason, node.of(Bye)[0].text) == ("failed", "ZeroDivisionError: division by zero")
+
+
+def test_memory_that_python_does_not_get_is_a_failure_with_its_traceback(stage: Stage) -> None:
+    node = stage.script(script(inside="bytearray(1 << 62)"))
+    code, _, err = stage.run()
+    assert code == 1 and "Traceback" in err and 'train.py", line' in err
+    assert last_words(err.encode()) == "MemoryError"
+    node.wait_for(lambda: bool(node.of(Bye)))
+    assert (node.of(Bye)[0].reason, node.of(Bye)[0].text) == ("failed", "MemoryError")
+
+
+def test_an_interrupt_is_a_loss_and_told_as_nothing_else(stage: Stage) -> None:
+    """By its exit status, as every death by a signal: the rank is started again."""
+    node = stage.script(script(inside="raise KeyboardInterrupt"))
+    code, _, _ = stage.run()
+    node.drop()
+    assert code == -signal.SIGINT and node.of(Data) and not node.of(Bye)
 
 
 def test_an_error_of_ours_is_one_line_with_the_fix(stage: Stage) -> None:

@@ -56,6 +56,7 @@ class Ending:
         self._exporter = Writer(lambda result: work.off_loop(lambda: self._exported(*result)))
         self._export_begun = False
         self._export_over = False
+        self._export_at = 0.0
         self._told = False  # the evaluator, that nothing more comes
         self._waits = False  # for a test: said
         self.force: Members | None = None  # what was in force at the end of training
@@ -195,18 +196,29 @@ class Ending:
             path = work.folder / "weights.safetensors"
             metadata = {"job": work.spec.job, "update": str(sync.clock.timestamp), "epoch": str(sync.epoch)}
             vector = model.versions.current
+            work.decisions.flush()
 
             def write() -> tuple[str, str]:
+                work.decisions.sync()
                 try:
                     export.write(path, model.attach, model.layout, vector, metadata)
                 except OSError as error:
                     return "", f"cannot write {path}: {error.strerror}. Fix: make room, then resume the job"
+                except Exception as error:  # the loop must hear of it
+                    return "", f"cannot write {path}: {error!r}"
                 return str(path), ""
 
+            self._export_at = work.clock()
             self._exporter.start(write)
+        limit = max(WRITE_S, work.job.learners.step_timeout_s)
+        if not self._export_over and work.clock() >= self._export_at + limit:
+            self._export_over = True
+            work.event("E", f"the weights were not written within {limit:.0f} s: the disk does not answer")
         return self._export_over  # the thread is idle a moment before its result is here
 
     def _exported(self, path: str, error: str) -> None:
+        if self._export_over:
+            return
         self.weights = path
         self._export_over = True
         if error:
@@ -255,7 +267,6 @@ class Ending:
         if work.figures is not None:
             work.metrics.settle(max((row.epoch for row in work.figures.rows), default=-1), work.figures.rows)
         work.decisions.flush()
-        work.decisions.sync()
         assert self.state is not None
         done = NodeDone(job=work.spec.job, state=self.state, reason=clip(self.reason), progress=self._progress())
         work.head.done(done)

@@ -2,7 +2,7 @@
 
 Owns: the columns and their form, and which epochs are settled. Must not know: where the figures come from. Epochs are
 numbered from 0, as in decisions.jsonl; ``time`` is seconds of running since the job began, ``updates`` and
-``samples`` are the epoch's own.
+``samples`` are the epoch's own. The loop writes the file, once an epoch: 1 ms at a hundred epochs, 5 ms at a thousand.
 """
 
 from __future__ import annotations

@@ -103,9 +103,9 @@ class Store:
         temp = self.folder / f"{_TEMP}{name}"
         try:
             nbytes = self._write(temp, self.folder / name, content)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whoever waits for the outcome must hear of it
             shutil.rmtree(temp, ignore_errors=True)
-            text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            text = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
             line = f"snapshot at update {content.update} not written: {text}. Fix: make room in {self.folder}"
             return Outcome(content.generation, content.update, line, 0, time.monotonic() - began)
         self._prune()

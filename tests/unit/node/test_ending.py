@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from rudra_zmq.node import life, snapshot
+from rudra_zmq.node import export, life, snapshot
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages import data as d
 from tests.unit.node.stage import ATTACH, JOB, TOKEN, Peer, Stage
@@ -463,6 +463,33 @@ def test_a_step_that_ends_after_all_changes_nothing_any_more(stage_of: StageOf) 
     stage.settle()
     stage.pass_time(6.0)
     assert _done(stage).progress.updates == updates
+
+
+@pytest.mark.parametrize("how", ["hangs", "raises"])
+def test_weights_that_cannot_be_written_do_not_hold_the_end_for_ever(
+    stage_of: StageOf, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    answers = threading.Event()
+
+    def write(*_: object) -> int:
+        if how == "raises":
+            raise MemoryError
+        return int(answers.wait(20))
+
+    monkeypatch.setattr(export, "write", write)
+    stage = stage_of(count=1, epochs=1, learners='step_timeout = "90s"')
+    (peer,) = stage.crew(1, samples=8)
+    _epoch(stage, peer)
+    peer.say(d.Bye(reason="done"))
+    if how == "hangs":
+        stage.pass_time(89.0)
+        assert not stage.all(c.NodeDone)
+        stage.pass_time(1.5)
+        assert stage.events("the weights were not written within 90 s")
+        answers.set()
+    done = _done(stage)
+    assert done.state == "DONE" and not done.progress.weights
+    assert how == "hangs" or stage.events("MemoryError")
 
 
 def test_a_job_that_trained_nothing_has_failed(stage_of: StageOf) -> None:

@@ -73,6 +73,40 @@ def test_a_learner_that_sleeps_for_long_is_replaced(rudra: Rudra, tmp_path: Path
     check(tmp_path, Path(json.loads(out.strip().splitlines()[-1])["folder"]) / "decisions.jsonl")
 
 
+@pytest.mark.long
+def test_a_learner_that_keeps_the_interpreter_to_itself_is_no_corpse(rudra: Rudra) -> None:
+    """Its pulse has no turn for longer than the liveness time, and its step ends all the same."""
+    result = rudra("run", "--json", "-s", "learners.count=2", SCRIPTS / "holds_interpreter.py")
+    assert "rank 1 is silent for" in result.err and "computes: step_timeout = 10m decides" in result.err
+    assert "is killed" not in result.err and "was lost" not in result.err
+    done = result.json
+    assert [row["distinct"] for row in done["epochs"]] == [640]
+    text = (Path(done["folder"]) / "logs" / "learner-1.out").read_text()
+    assert text == "begins\ngoes on\n"
+
+
+@pytest.mark.long
+def test_a_last_test_may_take_its_time(rudra: Rudra, tmp_path: Path) -> None:
+    path = job_file(
+        tmp_path,
+        f"""
+[job]
+task = "slow_test:Task"
+epochs = 1
+[run]
+cwd = "{SCRIPTS}"
+[learners]
+count = 1
+minibatch = 8
+[update]
+rule = "sgd"
+lr = 0.1
+""",
+    )
+    result = rudra("run", "--json", path)
+    assert result.json["accuracy"] is not None and "waits for the test of epoch 1" in result.err
+
+
 def test_a_script_that_prints_too_much(rudra: Rudra, tmp_path: Path) -> None:
     """R15: head and tail are kept, the cut is said; training is not held up."""
     script = tmp_path / "loud.py"

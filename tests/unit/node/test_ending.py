@@ -222,12 +222,11 @@ def test_an_evaluator_that_was_silent_for_a_while_is_awaited_again(stage_of: Sta
     first = evaluator.take(d.Evaluate)
     stage.pass_time(31.0, alive=[peer])
     assert stage.events("no test result of epoch 1: the evaluator is silent for")
-    _epoch(stage, peer)
     evaluator.ping()
     assert stage.events("the evaluator is heard again")
-    _verdict(evaluator, first, 0.25)
     _epoch(stage, peer)
-    assert evaluator.take(d.Evaluate).epoch == 2
+    _verdict(evaluator, first, 0.25)
+    assert evaluator.take(d.Evaluate).epoch == 1
     assert stage.lead.report.progress().rows[0].accuracy == 0.25
 
 

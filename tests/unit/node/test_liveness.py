@@ -109,25 +109,26 @@ def test_who_computes_for_longer_than_step_timeout_is_fenced_all_the_same(stage_
 
 
 @pytest.mark.parametrize(
-    "stat",
+    ("stat", "works"),
     [
-        None,
-        life.Stat("T", 50, 10**6),
-        life.Stat("t", 50, 10**6),
-        life.Stat("Z", 50, 10**6),
-        life.Stat("R", 51, 10**6),  # the number is another process's by now
-        life.Stat("S", 50, 10**6),  # it does nothing
+        (None, False),
+        (life.Stat("T", 50, 10**6), True),
+        (life.Stat("t", 50, 10**6), True),
+        (life.Stat("Z", 50, 10**6), True),
+        (life.Stat("R", 51, 10**6), True),  # the number is another process's by now
+        (life.Stat("S", 50, 10**6), False),  # it does nothing
     ],
 )
 def test_who_is_stopped_gone_or_idle_is_as_silent_as_it_seems(
-    stage_of: StageOf, host: _Host, stat: life.Stat | None
+    stage_of: StageOf, host: _Host, stat: life.Stat | None, works: bool
 ) -> None:
     stage, alive = _silent_one(stage_of, host)
     host.stats[101] = stat
-    stage.pass_time(9.0, alive=[alive])
-    assert not stage.all(c.NodeFence)
-    stage.pass_time(1.0, alive=[alive])
-    assert len(stage.all(c.NodeFence)) == 1
+    for second in range(1, 11):
+        if works:
+            host.work(101)
+        stage.pass_time(1.0, alive=[alive])
+        assert len(stage.all(c.NodeFence)) == (second == 10)
 
 
 def test_a_process_that_is_stopped_in_its_work_is_fenced_at_once(stage_of: StageOf, host: _Host) -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,13 @@ class Examiner:
 class Evaluator:
     """The conversation. SIGTERM ends it at the next message."""
 
-    def __init__(self, spec: LearnerSpec, examiner: Examiner, *, give_up_s: float = GIVE_UP_S) -> None:
-        self._examiner = examiner
+    def __init__(self, spec: LearnerSpec, examiner: Callable[[], Examiner], *, give_up_s: float = GIVE_UP_S) -> None:
+        """``examiner`` makes one, which takes its time: the node knows by then that this process lives."""
+        self._make = examiner
         self._spec = spec
         self._leaving = threading.Event()
         self._context = make_context("data")
         self._line = Line(self._context, spec, "evaluator", self._look, lambda _: None, give_up_s)
-        self._line.greeting.append(lambda: self._line.now.send(examiner.attached.message))
 
     def run(self) -> None:
         """Test what comes until the node says that nothing more will. Raises RudraError, NodeLost, Leaving."""
@@ -99,6 +100,9 @@ class Evaluator:
             hello, file = hello_of(self._spec, "evaluator-pulse"), Path(self._spec.node_file)
             pulse = Pulse(self._context, hello, file, welcome.ping_s, welcome.liveness_s)
             pulse.start()
+            self._examiner = self._make()
+            self._line.keep_on(self._attach)
+            self._line.greeting.append(self._attach)
             while self._line.keep_on(self._serve):
                 pass
         finally:
@@ -110,6 +114,9 @@ class Evaluator:
     def ask_to_leave(self) -> None:
         """May be called from a signal handler."""
         self._leaving.set()
+
+    def _attach(self) -> None:
+        self._line.now.send(self._examiner.attached.message)
 
     def _serve(self) -> bool:
         message = self._line.receive(Evaluate, Finish)
@@ -145,6 +152,12 @@ def evaluate(spec: LearnerSpec, job: JobFile) -> None:
         set_up(spec)
         os.nice(NICENESS)
         assert job.job.task is not None
-        evaluator = Evaluator(spec, Examiner(load_task(job.job.task, job.job.task_args), job.job.seed))
-        signal.signal(signal.SIGTERM, lambda number, frame: evaluator.ask_to_leave())
+        task, args, seed = job.job.task, job.job.task_args, job.job.seed
+
+        def examiner() -> Examiner:
+            made = Examiner(load_task(task, args), seed)
+            signal.signal(signal.SIGTERM, lambda number, frame: evaluator.ask_to_leave())  # it ended at once before
+            return made
+
+        evaluator = Evaluator(spec, examiner)
         evaluator.run()

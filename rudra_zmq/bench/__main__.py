@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
+from rudra_zmq.bench.commands import job, peers, roundtrip
 from rudra_zmq.bench.update import ENCODINGS, Case, Row, measure
 from rudra_zmq.commands import CONTEXT, Group, run
 from rudra_zmq.config import parse_size
@@ -33,6 +36,10 @@ def bench() -> None:
 
     All contenders of a row are timed in turns; a ratio is the other's time over ours, the median over the turns.
     """
+
+
+for verb in (roundtrip, peers, job):
+    bench.add_command(verb)
 
 
 @bench.command("update")
@@ -109,7 +116,15 @@ def _advice(rows: Sequence[Row]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    return run(bench, argv, "rudra bench")
+    before = signal.signal(signal.SIGTERM, _interrupt)  # what was started is ended either way
+    try:
+        return run(bench, argv, "rudra bench")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

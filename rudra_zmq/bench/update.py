@@ -84,11 +84,11 @@ def measure(case: Case, turns: int) -> Row:
         stack.callback(update.close)
         terms: list[Term] = [(1.0 / case.c, g) for g in gradients]
         contenders: dict[str, Callable[[], object]] = {
-            "ours": _Turns(lambda w, out: update.step(w, terms, None, 1.0, 1.0, 1e-3, out), versions)
+            "ours": Alternating(lambda w, out: update.step(w, terms, None, 1.0, 1.0, 1e-3, out), versions)
         }
-        for stream in _streams(gradients, [aligned(n) for _ in range(states)], case.threads):
+        for stream in streams(gradients, [aligned(n) for _ in range(states)], case.threads):
             stack.callback(stream.close)
-            contenders[f"{LIMIT} {len(contenders)}"] = _Turns(stream, versions)
+            contenders[f"{LIMIT} {len(contenders)}"] = Alternating(stream, versions)
         times = in_turns(contenders, clock_for(case.threads), turns)
     limits = sorted(set(contenders) - {"ours"}, key=times.median)
     median = times.median("ours")
@@ -115,7 +115,8 @@ def _gradient(rng: np.random.Generator, n: int, encoding: str) -> Gradient:
     return vector
 
 
-def _streams(gradients: list[Gradient], states: list[Gradient], threads: int) -> Iterator[Stream]:
+def streams(gradients: list[Gradient], states: list[Gradient], threads: int) -> Iterator[Stream]:
+    """The kernel in all its shapes; none where nothing can be compiled."""
     for shape in SHAPES:
         try:
             yield Stream(gradients, states, threads, shape)
@@ -123,7 +124,7 @@ def _streams(gradients: list[Gradient], states: list[Gradient], threads: int) ->
             return
 
 
-class _Turns:
+class Alternating:
     """Work on (weights, new weights), which change places each time."""
 
     def __init__(self, work: Callable[[Gradient, Gradient], object], versions: tuple[Gradient, Gradient]) -> None:

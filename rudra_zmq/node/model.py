@@ -30,6 +30,11 @@ from rudra_zmq.wire.messages.data import Attach, Rule
 _STATE = "state."
 
 
+def update_threads() -> int:
+    """Threads that an update gets on this host: half of the cores, since the learners compute on them too."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
+
+
 class Model:
     """Raises Rejected (one line) where the signature has no layout, or the job file's rule does not fit it."""
 
@@ -71,7 +76,7 @@ class Model:
             self.slots,
             rates=rules.JobRates(self.job.update, self.job.job.epochs) if self.ruled_by_job else None,
             script_rates=rates,
-            threads=max(1, len(os.sched_getaffinity(0)) // 2),
+            threads=update_threads(),
         )
 
     def rate(self, protocol: str, global_batch: int) -> float:

@@ -39,14 +39,18 @@ def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
-sizes_option = click.option(
-    "--size", "sizes", multiple=True, metavar="SIZE", help="Of the model, as 350kB, 25MB (the default) or 289MB."
-)
+sizes_option = click.option("--size", "sizes", multiple=True, metavar="SIZE", help="Of the model; 350kB and 25MB.")
 learners_option = click.option(
-    "--learners", "lambdas", multiple=True, type=click.IntRange(1, 256), help="How many; 4, and 2 with --quick."
+    "--learners",
+    "lambdas",
+    multiple=True,
+    type=click.IntRange(1, 256),
+    help="How many; 4 (roundtrip: 1 too), 2 with --quick.",
 )
-transport_option = click.option("--transport", "transports", multiple=True, type=click.Choice(TRANSPORTS))
-protocol_option = click.option("--protocol", "protocols", multiple=True, type=click.Choice(PROTOCOLS))
+transport_option = click.option(
+    "--transport", "transports", multiple=True, type=click.Choice(TRANSPORTS), help="shm and tcp."
+)
+protocol_option = click.option("--protocol", "protocols", multiple=True, type=click.Choice(PROTOCOLS), help="hardsync.")
 sets_option = click.option(
     "-s", "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Of the job file, as with `rudra run`."
 )
@@ -64,6 +68,9 @@ common = _options(turns_option, quick_option, json_option)
 @click.option("--n", type=click.IntRange(1, 256), default=1, show_default=True, help="Of softsync.")
 @click.option("--rule", type=click.Choice(list(RULES)), default="momentum", show_default=True)
 @sets_option
+@click.option(
+    "--against", "others", multiple=True, metavar="KEY=VALUE", help="Also against the same job with this setting."
+)
 @common
 def roundtrip(
     transports: tuple[str, ...],
@@ -73,6 +80,7 @@ def roundtrip(
     n: int,
     rule: str,
     sets: tuple[str, ...],
+    others: tuple[str, ...],
     turns: int | None,
     quick: bool,
     as_json: bool,
@@ -83,7 +91,8 @@ def roundtrip(
       rudra bench roundtrip --quick
       rudra bench roundtrip --transport shm --transport tcp --size 25MB --size 289MB --learners 4
 
-    A round trip is that of all learners under hardsync; under softsync and async it is the time per update.
+    With --against learners.weights=copy there is a second row, whose ratio is what that setting costs. A round trip
+    is that of all learners under hardsync; under softsync and async it is the time per update.
     """
     cases = [
         Setting(size, count, transport, protocol, n, rule, sets=sets)
@@ -97,11 +106,12 @@ def roundtrip(
     for case in cases:
         if case.protocol == "softsync" and case.n > case.learners:
             raise UsageError(f"--n {n} is more than {case.learners} learners", where="bench roundtrip", fix="lower it")
-    rows, backend = [], ""
+    rows: list[Row] = []
+    backend = ""
     for case in cases:
         _tell(f"{size_text(case.size)}, {case.learners} learners, {case.transport}, {case.protocol}")
-        row, backend = measure.roundtrip(case, _effort(turns, quick))
-        rows.append(row)
+        told, backend = measure.roundtrip(case, others, _effort(turns, quick))
+        rows += told
     return _done(rows, as_json, [case.transport for case in cases], backend)
 
 

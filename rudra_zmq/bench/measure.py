@@ -73,12 +73,17 @@ def available() -> int:
     raise UsageError("/proc/meminfo says nothing about free memory", where="rudra bench", fix="mount /proc")
 
 
-def roundtrip(setting: Setting, effort: Effort) -> tuple[Row, str]:
-    """Ours against the update alone; and who makes the updates."""
-    room([setting], peer=False)
-    with Limits(setting.rule, setting.c, setting.size, all_of_them=False) as limits, ours(setting) as job:
-        blocks = blocks_in_turns({OURS: job.block, **limits.contenders}, effort.turns, effort.seconds)
-        return row("roundtrip", job, blocks, KERNEL, KERNEL), limits.backend
+def roundtrip(setting: Setting, others: Sequence[str], effort: Effort) -> tuple[list[Row], str]:
+    """Ours against the update alone, and against the same job with each of the other settings; who makes updates."""
+    settings = [setting, *(replace(setting, sets=(*setting.sets, other)) for other in others)]
+    room(settings, peer=False)
+    with ExitStack() as stack:
+        limits = stack.enter_context(Limits(setting.rule, setting.c, setting.size, all_of_them=False))
+        jobs = [stack.enter_context(ours(one)) for one in settings]
+        names = [OURS, *(f"with {other}" for other in others)]
+        contenders = {name: job.block for name, job in zip(names, jobs, strict=True)} | limits.contenders
+        blocks = blocks_in_turns(contenders, effort.turns, effort.seconds)
+        return [row("roundtrip", jobs[0], blocks, name, name) for name in (KERNEL, *names[1:])], limits.backend
 
 
 def peers(settings: Sequence[Setting], kinds: Sequence[str], effort: Effort) -> list[Row]:

@@ -51,6 +51,13 @@ def test_roundtrip_over_every_transport(rudra: Rudra) -> None:
         assert row["ratio"] < 1
 
 
+def test_a_setting_against_another(rudra: Rudra) -> None:
+    args = ["--size", "80kB", "--learners", "1", "--transport", "shm", "--against", "learners.weights=copy"]
+    rows = bench(rudra, "roundtrip", *args)
+    assert [r["against"] for r in rows] == ["fused kernel", "with learners.weights=copy"]
+    assert rows[0]["median_ms"] == rows[1]["median_ms"]
+
+
 def test_a_rule_that_the_job_file_sets_is_refused_as_in_a_job(rudra: Rudra) -> None:
     done = rudra("bench", "roundtrip", "--size", "8kB", "-s", "update.momentun=0.5", status=None, timeout=60)
     assert done.status == 2

@@ -22,9 +22,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """What would have been measured."""
     calls: list[tuple] = []
 
-    def roundtrip(setting: Setting, effort: Effort) -> tuple[Any, str]:
-        calls.append((setting, effort))
-        return replace(ROW, size=setting.size), "compiled"
+    def roundtrip(setting: Setting, others: tuple[str, ...], effort: Effort) -> tuple[Any, str]:
+        calls.append((setting, effort, others))
+        return [replace(ROW, size=setting.size)], "compiled"
 
     def peers(settings: list[Setting], kinds: list[str], effort: Effort) -> list[Any]:
         calls.append((settings, kinds, effort))
@@ -43,13 +43,29 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 def test_roundtrip_makes_a_row_for_each_combination(seen: list[tuple], capsys: pytest.CaptureFixture[str]) -> None:
     args = "--transport shm --transport tcp --size 350kB --size 1MB --learners 3 --protocol softsync --n 3 --rule adam"
-    assert main(["roundtrip", *args.split(), "--set", "wire.compress=none", "--turns", "7", "--json"]) == 0
-    assert [setting for setting, _ in seen] == [
+    assert (
+        main(
+            [
+                "roundtrip",
+                *args.split(),
+                "--set",
+                "wire.compress=none",
+                "--against",
+                "update.lr=1",
+                "--turns",
+                "7",
+                "--json",
+            ]
+        )
+        == 0
+    )
+    assert [setting for setting, *_ in seen] == [
         Setting(size, 3, transport, "softsync", 3, "adam", sets=("wire.compress=none",))
         for size in (350_000, 1_000_000)
         for transport in ("shm", "tcp")
     ]
-    assert {effort for _, effort in seen} == {Effort(7, FULL.seconds)}
+    assert {effort for _, effort, _ in seen} == {Effort(7, FULL.seconds)}
+    assert {others for *_, others in seen} == {("update.lr=1",)}
     told = json.loads(capsys.readouterr().out)
     assert told["schema_version"] == 1
     assert [row["size"] for row in told["rows"]] == [350_000, 350_000, 1_000_000, 1_000_000]
@@ -57,13 +73,13 @@ def test_roundtrip_makes_a_row_for_each_combination(seen: list[tuple], capsys: p
 
 def test_roundtrip_by_default_and_quick(seen: list[tuple]) -> None:
     assert main(["roundtrip"]) == 0
-    whole = [setting for setting, _ in seen]
+    whole = [setting for setting, *_ in seen]
     assert {(s.transport, s.learners, s.size, s.protocol) for s in whole} == {
         (t, c, s, "hardsync") for t in ("shm", "tcp") for c in (1, 4) for s in (350_000, 25_000_000)
     }
     seen.clear()
     assert main(["roundtrip", "--quick"]) == 0
-    assert {effort for _, effort in seen} == {QUICK}
+    assert {effort for _, effort, _ in seen} == {QUICK}
     assert len(seen) < len(whole)
 
 

@@ -18,6 +18,7 @@ from rudra_zmq.bench.measure import FULL, QUICK, Effort
 from rudra_zmq.bench.peers import LABELS, need
 from rudra_zmq.bench.product import PROTOCOLS, TRANSPORTS, Setting
 from rudra_zmq.bench.rows import Row, advice, show, size_text
+from rudra_zmq.commands import Command
 from rudra_zmq.config import parse_size
 from rudra_zmq.errors import EXIT_OK, UsageError
 from rudra_zmq.update.rules import RULES
@@ -60,7 +61,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 common = _options(turns_option, quick_option, json_option)
 
 
-@click.command("roundtrip")
+@click.command("roundtrip", cls=Command)
 @transport_option
 @sizes_option
 @learners_option
@@ -115,7 +116,7 @@ def roundtrip(
     return _done(rows, as_json, [case.transport for case in cases], backend)
 
 
-@click.command("peers")
+@click.command("peers", cls=Command)
 @click.option("--peer", "kinds", multiple=True, type=click.Choice(KINDS), help="All, if none is given.")
 @click.option("--with", "others", multiple=True, type=click.Choice(["ray"]), help="Beside them, where installed.")
 @transport_option
@@ -162,7 +163,7 @@ def peers(
     return _done(rows, as_json, asked, "")
 
 
-@click.command("job")
+@click.command("job", cls=Command)
 @click.option("--learners", "lambdas", multiple=True, type=click.Choice(["1", "4"]), help="Both; 1 alone with --quick.")
 @click.option(
     "--workers", type=click.IntRange(0, 16), default=1, show_default=True, help="That load data, on each side."

@@ -10,14 +10,11 @@ under "error". The end of the connection is the end of the work.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
 import select
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -70,20 +67,6 @@ class _Lines:
 
     def close(self) -> None:
         self._sock.close()
-
-
-PREFIX = "rudra-bench-"
-
-
-def new_folder() -> Path:
-    """A folder for what two kinds of processes share; those of benchmarks that were killed are removed on the way."""
-    parent = Path(tempfile.gettempdir())
-    for old in parent.glob(f"{PREFIX}*"):
-        pid = old.name.removeprefix(PREFIX).partition("-")[0]
-        with contextlib.suppress(OSError):
-            if pid.isdigit() and not Path("/proc", pid).exists() and old.stat().st_uid == os.getuid():
-                shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
 
 
 class Control:

@@ -51,7 +51,8 @@ def room(settings: Sequence[Setting], peer: bool) -> None:
     """UsageError where the memory that is free would not do."""
     need = 0
     for one in settings:
-        slots, own, versions, state = 2 * one.learners, 2 * one.learners, one.learners + 2, 2
+        slots, own, state = 2 * one.learners, 2 * one.learners, 2
+        versions = 2 if one.protocol == "hardsync" else one.learners + 2
         need += one.size * (slots + own + versions + state)
     largest = max(settings, key=lambda one: one.size * one.learners)
     need += largest.size * ((3 * largest.learners if peer else 0) + largest.c + 6)

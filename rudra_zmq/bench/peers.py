@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
 
-from rudra_zmq.bench.control import Control, Group, Order, new_folder
+from rudra_zmq.bench.control import Control, Group, Order
+from rudra_zmq.bench.folder import Folder
 from rudra_zmq.bench.place import Place
 from rudra_zmq.bench.product import undisturbed
 from rudra_zmq.bench.timing import Block
@@ -67,7 +67,8 @@ class Peer:
         self.kind = kind
         self.label = LABELS[kind]
         self._place = place
-        self._folder = new_folder()
+        self._temporary = Folder()
+        self._folder = self._temporary.path
         self._processes: list[subprocess.Popen[bytes]] = []
         self._group: Group | None = None
 
@@ -137,7 +138,7 @@ class Peer:
             end = time.monotonic() + (END_S if self._group is not None else 0.0)
             for process in self._processes:
                 _end(process, end)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._temporary.close()
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -7,7 +7,6 @@ learners do, who else is timed. What is timed is what jobs run: psd, learnerd, a
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from rudra_zmq.bench.control import Control, Group, new_folder, usage_of
+from rudra_zmq.bench.control import Control, Group, usage_of
+from rudra_zmq.bench.folder import Folder
 from rudra_zmq.bench.tied import tied
 from rudra_zmq.bench.timing import Block
 from rudra_zmq.config.write import toml_value
@@ -100,7 +100,8 @@ class Product:
         self.name = name
         self.setting = setting
         self._module, self._args = module, list(args)
-        self._folder = new_folder()
+        self._temporary = Folder()
+        self._folder = self._temporary.path
         self._process: subprocess.Popen[bytes] | None = None
         self._group: Group | None = None
         self._node = 0
@@ -201,7 +202,7 @@ class Product:
         if process is not None and process.poll() is None:
             with undisturbed():
                 self._stop(process)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._temporary.close()
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
         """As two times Ctrl-C: the second one, once the first was heard, does without a snapshot.

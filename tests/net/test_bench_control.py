@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from rudra_zmq.bench.control import PREFIX, Control, Group, Order, Orders, new_folder, usage_of
+from rudra_zmq.bench.control import Control, Group, Order, Orders, usage_of
+from rudra_zmq.bench.folder import PREFIX, Folder
 from rudra_zmq.bench.product import node_below
 from rudra_zmq.bench.tied import tied
 from rudra_zmq.errors import RudraError
 
 
 @pytest.fixture
-def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Control]:
-    folder = new_folder()
-    with Control(folder) as control:
+def control() -> Iterator[Control]:
+    folder = Folder()
+    with Control(folder.path) as control:
         yield control
-    control.path.unlink()
-    folder.rmdir()
+    folder.close()
 
 
 def nothing() -> None:
@@ -140,16 +141,22 @@ def test_the_node_is_found_among_descendants() -> None:
 
 
 def test_folders_of_benchmarks_that_were_killed_are_removed() -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait(20)
-    mine = new_folder()
-    old = mine.with_name(f"{PREFIX}{dead.pid}-x")
-    old.mkdir()
-    other = new_folder()
-    assert not old.exists()
-    assert mine.exists()
-    mine.rmdir()
-    other.rmdir()
+    code = "from rudra_zmq.bench.folder import Folder; print(Folder().path, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        path = Path(other.stdout.readline().decode().strip())
+        os.utime(path, (0, 0))
+        mine = Folder()
+        assert path.exists()  # it is in use
+        other.kill()
+    young = Path(tempfile.mkdtemp(prefix=PREFIX))
+    Folder().close()
+    assert not path.exists()
+    assert mine.path.exists()
+    assert young.exists()  # it may not be locked yet
+    young.rmdir()
+    mine.close()
+    assert not mine.path.exists()
 
 
 def test_a_tied_program_ends_with_whoever_started_it() -> None:

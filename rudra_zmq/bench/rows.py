@@ -166,7 +166,8 @@ def advice(rows: Sequence[Row], asked: Sequence[str], backend: str, cores: int |
         lines.append("memory was not shared, a Unix socket was used: learners need memfd and the node's user")
     if any(one.faults > FEW_FAULTS and one.what != "job" for one in rows):
         most = max(one.faults for one in rows if one.what != "job")
-        lines.append(f"up to {most:.0f} page faults per round trip: is glibc's malloc replaced (LD_PRELOAD)?")
+        why = "; LD_PRELOAD may replace glibc's malloc, which is tuned" if os.environ.get("LD_PRELOAD") else ""
+        lines.append(f"up to {most:.0f} page faults per round trip: memory is given back and taken anew{why}")
     slow = [one for one in rows if one.against == KERNEL and one.transport == "shm" and one.ratio < ENOUGH]
     large = [one for one in slow if one.size >= LARGE]
     if large:

@@ -162,7 +162,7 @@ def test_folders_of_benchmarks_that_were_killed_are_removed() -> None:
 def test_a_tied_program_ends_with_whoever_started_it() -> None:
     code = (
         "import subprocess, sys; from rudra_zmq.bench.tied import tied\n"
-        "child = subprocess.Popen(tied([sys.executable, '-c', 'print(1, flush=True); input()']), stdin=subprocess.PIPE)\n"
+        "child = subprocess.Popen(tied([sys.executable, '-c', 'import signal; print(1, flush=True); signal.pause()']), stdin=subprocess.PIPE)\n"
         "print(child.pid, flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:

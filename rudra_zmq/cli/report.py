@@ -58,6 +58,7 @@ def job_object(row: JobRow) -> dict[str, Any]:
         },
         "parameters": p.parameters or None,
         "memory": p.memory or None,
+        "memory_budget": p.budget or None,
         "snapshot_age": p.snapshot_age,
         "limited_by": p.limited_by or None,
         "epochs": [msgspec.to_builtins(e) for e in p.rows],
@@ -189,7 +190,8 @@ def _print_figures(p: Progress, ended: bool) -> None:
         say("dropped   " + ", ".join(f"{k} {v:,}" for k, v in sorted(p.drops.items())))
     if not ended:
         age = "none" if p.snapshot_age is None else f"{span(p.snapshot_age)} old"
-        say(f"server    {size(p.memory)} of memory, generation {p.generation}, snapshot {age}")
+        planned = f" ({size(p.budget)} planned for the model)" if p.budget else ""
+        say(f"server    {size(p.memory)} of memory{planned}, generation {p.generation}, snapshot {age}")
     if p.limited_by:
         say(f"limited by {p.limited_by}")
     if p.weights:

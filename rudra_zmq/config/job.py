@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from rudra_zmq.config import kinds
-from rudra_zmq.config.units import parse_duration
+from rudra_zmq.config.units import parse_duration, parse_size
 
 Rule: TypeAlias = Literal[
     "", "sgd", "momentum", "nesterov", "adagrad", "rudra-adagrad", "rmsprop", "adam", "adamw"
@@ -154,6 +154,12 @@ class ServersSection(Section, frozen=True):
     device: Literal["auto", "cpu"] = "auto"
     snapshot: kinds.Snapshot = "auto"
     keep: kinds.Keep = 2
+    memory: kinds.Memory = "auto"
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the servers may take at most; None: what the host has."""
+        return None if self.memory == "auto" else parse_size(self.memory)
 
     @property
     def snapshot_s(self) -> float | None:

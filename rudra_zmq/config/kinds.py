@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias
 
 from rudra_zmq.config.schema import Says
-from rudra_zmq.config.units import parse_duration
+from rudra_zmq.config.units import parse_duration, parse_size
 from rudra_zmq.errors import ConfigError
 
 Fits: TypeAlias = Callable[[Any], bool]
@@ -60,6 +60,13 @@ def _is_duration(value: str | None) -> bool:
 
 def _is_snapshot(value: str) -> bool:
     return value in ("auto", "none") or _is_duration(value)
+
+
+def _is_memory(value: str) -> bool:
+    try:
+        return value == "auto" or parse_size(value) > 0
+    except ConfigError:
+        return False
 
 
 def _is_bound(value: int | str) -> bool:
@@ -112,6 +119,7 @@ Epochs: TypeAlias = Annotated[
 
 Duration: TypeAlias = Annotated[str, Says(_A_DURATION, _is_duration)]
 MaybeDuration: TypeAlias = Annotated[str | None, Says(_A_DURATION, _is_duration)]
+Memory: TypeAlias = Annotated[str, Says('"auto" or a size such as "8GB" or "512MiB"', _is_memory)]
 Snapshot: TypeAlias = Annotated[str, Says(f'"auto", "none" or {_A_DURATION}', _is_snapshot)]
 
 # ---- rudra.toml

@@ -73,8 +73,10 @@ class Member:
 class Membership:
     """All ranks seen. Before ``began`` lambda is the declared count, then the number of counted members."""
 
-    def __init__(self, params: LearnerParams) -> None:
+    def __init__(self, params: LearnerParams, slots: int = 2) -> None:
+        """``slots``: how many each incarnation has."""
         self._params = params
+        self._slots = slots
         self._members: dict[int, Member] = {}
         self.began = False
 
@@ -138,7 +140,7 @@ class Membership:
             self._members = dict(sorted(self._members.items()))
         member.incarnation = join.incarnation
         member.minibatch = join.minibatch
-        member.session = session = Session(join.rank, join.incarnation, join.prefetch)
+        member.session = session = Session(join.rank, join.incarnation, join.prefetch, Slots(self._slots))
         member.state = "present"
         member.counted = True
         member.deadline = math.inf

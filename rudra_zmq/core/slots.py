@@ -9,6 +9,24 @@ from __future__ import annotations
 from collections import deque
 
 
+def unanswered_most(protocol: str, most: int, n: int) -> int:
+    """Gradients that may be pending while one who pushed some of them is answered, and one more: the largest c.
+
+    1 under hardsync, whose answer is the round's, and under async. ``most`` is the largest lambda.
+    """
+    return max(1, most // n) if protocol == "softsync" else 1
+
+
+def slots_needed(protocol: str, most: int, n: int) -> int:
+    """Slots of one incarnation: 2, or 1 where every push is applied before it is answered."""
+    return 1 if unanswered_most(protocol, most, n) == 1 else 2
+
+
+def may_fold(protocol: str, most: int, n: int) -> bool:
+    """Whether a learner can need a third slot before an update is due, so that one is folded."""
+    return unanswered_most(protocol, most, n) > 2
+
+
 class Slots:
     """``count`` slots numbered from 0; ``writing`` is the one that the last grant named."""
 

@@ -39,6 +39,7 @@ from rudra_zmq.core.params import DataParams, LearnerParams, SyncParams
 from rudra_zmq.core.pending import Gradient, Pending
 from rudra_zmq.core.presence import Presence
 from rudra_zmq.core.rounds import Rounds
+from rudra_zmq.core.slots import slots_needed
 from rudra_zmq.core.staleness import Histogram
 
 
@@ -69,7 +70,7 @@ class Sync:
             learners=learners,
             data=data,
             ledger=ledger,
-            crew=Membership(learners),
+            crew=Membership(learners, slots_needed(sync.protocol, learners.most, sync.n)),
             pending=Pending(by_default if sync.modulation == "auto" else sync.modulation),
             policy=_policy(sync, ledger),
             clock=Clock(generation, int(saved.get("timestamp", 0))),

@@ -2,26 +2,41 @@
 
 Owns who reads which version in place. Must not know memory or weights. An update never waits for a reader:
 ``hold`` refuses ("copy") before the last buffer that can be overwritten would be gone.
+
+Some readers are *brief*: they let go before the next update is due, so they may take the last buffer but one. Those
+who take part in a round of hardsync without backup are, since the round is over when all of them have pushed; and so
+is an only learner, for whom 2 buffers are enough.
 """
 
 from __future__ import annotations
 
-FEWEST = 3
-"""Buffers of the smallest ring: the newest version, one that is read, and one to write."""
+LONE_RING = 2
+HARDSYNC_RING = 3
+
+
+def ring_size(protocol: str, lam: int, affordable: int) -> int:
+    """Buffers of the ring: 3 under hardsync, else lambda + 2, at most what memory affords, at least 3.
+
+    2 for an only learner.
+    """
+    if lam == 1:
+        return LONE_RING
+    wanted = HARDSYNC_RING if protocol == "hardsync" else lam + 2
+    return max(HARDSYNC_RING, min(wanted, affordable))
 
 
 class Ring:
-    """``size`` buffers (at least 3) numbered from 0; buffer ``current`` is the newest version."""
+    """``size`` buffers (at least 2) numbered from 0; buffer ``current`` is the newest version."""
 
     def __init__(self, size: int) -> None:
-        if size < FEWEST:
-            raise ValueError(f"a ring needs {FEWEST} buffers, not {size}")
+        if size < LONE_RING:
+            raise ValueError(f"a ring needs {LONE_RING} buffers, not {size}")
         self.size = size
         self.current = 0
         self._readers: dict[str, int] = {}
 
-    def _free(self) -> list[int]:
-        held = set(self._readers.values())
+    def _free(self, but: str = "") -> list[int]:
+        held = {index for reader, index in self._readers.items() if reader != but}
         return [index for index in range(self.size) if index != self.current and index not in held]
 
     @property
@@ -32,15 +47,19 @@ class Ring:
     @property
     def must_copy(self) -> bool:
         """Whether grants say "copy": fewer than two buffers are free."""
-        return self.free < 2
+        return not self.room()
 
-    def hold(self, reader: str) -> int | None:
+    def room(self, reader: str = "", brief: bool = False) -> bool:
+        """Whether ``hold`` would not refuse."""
+        return len(self._free(but=reader)) >= (1 if brief else 2)
+
+    def hold(self, reader: str, brief: bool = False) -> int | None:
         """``reader`` reads the current version in place (and no other one any more).
 
         Returns its buffer, or None: too few are free, the reader must copy and then holds nothing.
         """
         self.release(reader)
-        if self.must_copy:
+        if not self.room(reader, brief):
             return None
         self._readers[reader] = self.current
         return self.current

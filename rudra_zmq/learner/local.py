@@ -25,6 +25,7 @@ from rudra_zmq.core.events import (
 )
 from rudra_zmq.core.params import DataParams, LearnerParams, SyncParams
 from rudra_zmq.core.sync import Sync
+from rudra_zmq.core.versions import LONE_RING
 from rudra_zmq.errors import RudraError, UsageError
 from rudra_zmq.learner.exchange import Answer, Gradient, Job, RuleVerdict
 from rudra_zmq.node.apply import Applier, NotFinite
@@ -55,9 +56,9 @@ class LocalExchange:
     def attach(self, message: Attach, layout: Layout, weights: Vector, gradient: Vector) -> None:
         """The model's own weights are version 0."""
         self._layout, self._weights, self._gradient = layout, weights, gradient
-        self._slots = SlotTable(layout)
+        self._slots = SlotTable(layout, 1)
         self._slots.open(self.rank, self.incarnation)
-        self._versions = Versions(layout, readers=1)
+        self._versions = Versions(layout, LONE_RING)
         self._versions.begin().copy_from(weights)
         self._versions.publish()
 

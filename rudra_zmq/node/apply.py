@@ -20,7 +20,7 @@ from rudra_zmq.node.slots import Slot, SlotTable
 from rudra_zmq.node.vectors import F32, Vector
 from rudra_zmq.node.versions import Versions
 from rudra_zmq.update.cpu import CpuUpdate
-from rudra_zmq.update.rules import RuleSpec, new_state
+from rudra_zmq.update.rules import RuleSpec
 from rudra_zmq.wire.layout import Layout
 
 
@@ -87,12 +87,6 @@ class Applier:
     def script_rates(self) -> tuple[float, ...]:
         """The rates in force, one per group of a script's optimizer; empty under a rule of the job file."""
         return self._script_rates
-
-    @staticmethod
-    def nbytes(layout: Layout, spec: RuleSpec) -> int:
-        """What state and accumulator take, scratch apart."""
-        state = new_state(spec, 1)
-        return 4 * layout.P * (1 + sum(array.dtype == np.float32 for array in state.values()))
 
     def fold(self, fold: Fold) -> None:
         """Sum a gradient into the accumulator; its slot is free after this."""

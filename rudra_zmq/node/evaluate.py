@@ -35,11 +35,6 @@ class Mailbox:
         self._put = 0.0
         self._taken = 0.0
 
-    @staticmethod
-    def nbytes(layout: Layout) -> int:
-        """What it may take at most."""
-        return 2 * layout.nbytes
-
     def put(self, epoch: int, clock: Clock, weights: Vector, now: float) -> None:
         """An epoch is done: copy its weights; what was waiting is superseded."""
         vector = self.waiting.vector if self.waiting else self._free.pop() if self._free else Vector(self._layout)

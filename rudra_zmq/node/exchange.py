@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from rudra_zmq.core.events import Action, Clock, Event, GradientId, Grant, Push, Refuse, Span, Want
@@ -83,6 +84,8 @@ class Exchange:
             self._rates(message),
         )
         accepted = work.sync.counters.accepted
+        if work.model is not None and not session.transfer and work.brief(session):
+            work.model.versions.release(session.reader)  # until it is answered
 
         def seen(actions: list[Action]) -> None:
             assert work.sync is not None
@@ -177,6 +180,11 @@ class Exchange:
 
     # ----------------------------------------------------------------------------------------- going out
 
+    def _grant_again(self, grant: Grant) -> None:
+        """There is room for the weights of a grant: those of now."""
+        assert self._work.sync is not None
+        self.grant(replace(grant, clock=self._work.sync.clock))
+
     def grant(self, grant: Grant) -> None:
         """The core's answer, with the weights of its clock where the learner has others."""
         work = self._work
@@ -185,6 +193,9 @@ class Exchange:
             return  # it comes back and asks again, or is lost
         if not session.listens:
             return  # it would take this for the answer to its Data, and that one for the answer to its next push
+        if session.held != grant.clock and session is not self._wanting and not work.has_room(session):
+            work.wait_for_room(session, lambda: self._grant_again(grant))
+            return
         inbox = work.post.to(session.peer).inbox
         if (grant.ack, grant.slot) != (session.ack, session.slot):
             inbox.take(session.key)  # of a batch that was skipped, or of a slot that it is not to fill any more
@@ -199,6 +210,8 @@ class Exchange:
             clock = session.held
         fresh = session.held != clock
         in_place = fresh and session.shared
+        if session.shared and not fresh and work.brief(session):
+            work.show_weights(session, clock)  # what it has, which it let go when it pushed
         key = new_key() if fresh and not in_place else 0
         session.answered = grant.ack
         session.leases = len(grant.leases)

@@ -84,6 +84,7 @@ class Lead:
                 work.sessions.drop("unknown-peer")
             else:
                 self._learner(session, peer, message, payload)
+            work.give_room()
         except NodeEnds:
             raise
         except RudraError as error:
@@ -304,6 +305,7 @@ class Lead:
         elapsed, self._last_tick = now - self._last_tick, now
         work.post.pump()
         self.watch.look()
+        work.give_room()
         self.opening.look()
         if work.sync is not None and work.started:
             due = work.sync.next_deadline()

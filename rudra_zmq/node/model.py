@@ -1,6 +1,6 @@
 """The model of the job once its signature is known: layout, memory, rule, and whether version 0 exists.
 
-Owns: what belongs together from the first Attach on, the memory that it will take, the vectors of a snapshot. Must
+Owns: what belongs together from the first Attach on, what memory it demands, the vectors of a snapshot. Must
 not know: sessions, messages on their way, why anything happens.
 """
 
@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rudra_zmq.config.job import JobFile
+from rudra_zmq.core.slots import may_fold, slots_needed
 from rudra_zmq.errors import Rejected
 from rudra_zmq.net.sockets import WINDOW
+from rudra_zmq.node import budget, tensors
 from rudra_zmq.node import rule as rules
-from rudra_zmq.node import tensors
 from rudra_zmq.node.apply import Applier
-from rudra_zmq.node.evaluate import Mailbox
+from rudra_zmq.node.budget import Demand, Limit
 from rudra_zmq.node.slots import SlotTable
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.node.versions import Versions
-from rudra_zmq.update.rules import RuleSpec
+from rudra_zmq.update.rules import RULES, RuleSpec
 from rudra_zmq.wire.codec import CHUNK
 from rudra_zmq.wire.layout import Layout
 from rudra_zmq.wire.messages.data import Attach, Rule
@@ -36,19 +38,27 @@ def update_threads() -> int:
 
 
 class Model:
-    """Raises Rejected (one line) where the signature has no layout, or the job file's rule does not fit it."""
+    """Raises Rejected (one line) where the signature has no layout, or the job file's rule does not fit it.
 
-    def __init__(self, attach: Attach, job: JobFile, shared: bool = False) -> None:
+    And where the memory that it takes is more than ``limit``, before any of it is taken.
+    """
+
+    def __init__(self, attach: Attach, job: JobFile, limit: Limit, shared: bool = False) -> None:
         """``shared``: slots and versions lie where learners of this host can map them."""
         self.attach = attach
         self.job = job
         self.layout = Layout.of(attach)
-        self.versions = Versions(self.layout, job.learners.most, shared)
-        self.slots = SlotTable(self.layout, shared)
+        self._limit = limit
+        spec = rules.job_spec(job.update, self.layout, frozenset(attach.frozen)) if job.update.rule else None
+        self.budget = budget.budget(self._demand(spec), limit.nbytes)
+        # Of an optimizer that nobody knows yet nothing is certain; the rest is needed in any case.
+        certain = self.budget if spec else self.budget.with_state(replace(self._demand(None), state=0))
+        budget.check(certain, limit)
+        self.versions = Versions(self.layout, self.budget.ring, shared)
+        self.slots = SlotTable(self.layout, self._slots, shared)
         self.exists = False  # version 0, or a restored one, is in place
         self.applier: Applier | None = None
-        if job.update.rule:
-            spec = rules.job_spec(job.update, self.layout, frozenset(attach.frozen))
+        if spec is not None:
             self._install(spec, ())
 
     @property
@@ -62,6 +72,8 @@ class Model:
             return False
         spec, rates = rules.script_spec(rule, self.layout)
         if self.applier is None:
+            self.budget = self.budget.with_state(self._demand(spec))
+            budget.check(self.budget, self._limit)
             self._install(spec, rates)
         elif difference := rules.differs(self.applier.spec, spec):
             fix = "give every learner the same optimizer"
@@ -87,21 +99,28 @@ class Model:
 
     # ---------------------------------------------------------------------------------------- memory
 
-    def memory(self, snapshots: bool, evaluator: bool) -> dict[str, int]:
-        """Bytes that each part takes at most."""
-        most, size = self.job.learners.most, self.layout.nbytes
-        state = 0 if self.applier is None else Applier.nbytes(self.layout, self.applier.spec)
-        plan = {
-            "slots": SlotTable.nbytes(self.layout, most),
-            "versions": Versions.size(most) * size,
-            "state": state,
-            "connections": 2 * most * min(WINDOW * CHUNK, size),
-        }
-        if evaluator:
-            plan["evaluator"] = Mailbox.nbytes(self.layout)
-        if snapshots:
-            plan["snapshot"] = size + state
-        return plan
+    @property
+    def _slots(self) -> int:
+        return slots_needed(self.job.sync.protocol, self.job.learners.most, self.job.sync.n)
+
+    def _demand(self, spec: RuleSpec | None) -> Demand:
+        """``spec`` None: a script's optimizer, which nobody knows yet; there is room for the greediest."""
+        job, nbytes = self.job, self.layout.nbytes
+        rule = max(RULES, key=lambda name: len(RULES[name].state)) if spec is None else spec.rule
+        most = job.learners.most
+        return Demand(
+            version=nbytes,
+            slot=nbytes,
+            slots=self._slots,
+            state=4 * self.layout.P * len(RULES[rule].state),
+            rule="optimizer" if spec is None else rule,
+            accumulator=4 * self.layout.P if may_fold(job.sync.protocol, most, job.sync.n) else 0,
+            queue=min(WINDOW * CHUNK, nbytes),
+            most=most,
+            protocol=job.sync.protocol,
+            tests=job.kind == "task",
+            snapshots=job.servers.snapshot != "none",
+        )
 
     # -------------------------------------------------------------------------------------- snapshot
 
@@ -140,7 +159,10 @@ class Model:
     def restore_rule(self, state: Mapping[str, Any] | None) -> None:
         """A script's rule of a snapshot (the job file's is known anyway)."""
         if state is not None and not self.ruled_by_job:
-            self._install(rules.spec_from_json(state["spec"]), tuple(state["rates"]))
+            spec = rules.spec_from_json(state["spec"])
+            self.budget = self.budget.with_state(self._demand(spec))
+            budget.check(self.budget, self._limit)
+            self._install(spec, tuple(state["rates"]))
 
     def close(self) -> None:
         """End the threads of the update."""

@@ -12,7 +12,8 @@ waits for, for what and how long. Must not know: gradients, updates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +23,7 @@ from rudra_zmq.core.sync import Sync
 from rudra_zmq.errors import Rejected, RudraError
 from rudra_zmq.net.bulk import BulkReceiver
 from rudra_zmq.node import export, spec
+from rudra_zmq.node.budget import TooLarge
 from rudra_zmq.node.evaluate import Mailbox
 from rudra_zmq.node.figures import Figures
 from rudra_zmq.node.model import Model
@@ -75,6 +77,7 @@ class Opening:
         if self._first is None:
             self._first = self._work.clock()
         model.slots.open(*session.who)
+        model.versions.release(session.reader)  # by the connection before
         session.attached = True
         if self._upload is not None and session is self._upload.session:  # it lost its connection: once more
             self._upload = None
@@ -88,10 +91,12 @@ class Opening:
         """The model of the job, made from the first signature. Raises Rejected for another one."""
         work = self._work
         if work.model is None:
-            work.model = Model(message, work.job, work.shares)
+            with self._fitting():
+                work.model = Model(message, work.job, work.limit(), work.shares)
             if work.evaluated:
                 work.mailbox = Mailbox(work.model.layout)
-            self._say_memory(work.model)
+            if work.model.ruled_by_job:
+                work.say_budget()
         else:
             lines = diff(message, work.model.attach)
             if lines:
@@ -99,12 +104,15 @@ class Opening:
                 raise Rejected("another model than the job's: " + "; ".join(lines), where="attach", fix=fix)
         return work.model
 
-    def _say_memory(self, model: Model) -> None:
-        work = self._work
-        plan = model.memory(work.job.servers.snapshot != "none", work.evaluated)
-        parts = ", ".join(f"{name} {_size(nbytes)}" for name, nbytes in plan.items())
-        total = _size(sum(plan.values()))
-        work.event("I", f"model of {model.layout.P:,} parameters; the node takes up to {total} for it ({parts})")
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """A job that does not fit into the memory fails: it would not fit later either."""
+        try:
+            yield
+        except TooLarge as error:
+            if not self._work.over:
+                self._fail(str(error))
+            raise
 
     # --------------------------------------------------------------------------------------- version 0
 
@@ -203,6 +211,9 @@ class Opening:
     def _ready(self, session: Session) -> None:
         session.ready = True
         session.turn = self._work.clock()
+        if not self._work.has_room(session):
+            self._work.wait_for_room(session, lambda: self._ready(session))
+            return
         clock = self.clock
         key = new_key()
         self._work.send(
@@ -228,7 +239,11 @@ class Opening:
         model = self._work.model
         if model is None or not session.attached:
             raise Rejected("Rule before Attach", fix="attach the model first")
-        accepted = model.offer(message)
+        ruled = model.applier is not None
+        with self._fitting():
+            accepted = model.offer(message)
+        if not ruled:
+            self._work.say_budget()
         assert model.applier is not None
         name = model.applier.spec.rule
         if not accepted and message.rule and message.rule != name:
@@ -389,10 +404,3 @@ class Opening:
 def _ranks(ranks: set[int]) -> str:
     names = [str(rank) for rank in sorted(ranks)]
     return f"rank{'s' if len(names) > 1 else ''} {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-
-
-def _size(nbytes: int) -> str:
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if nbytes >= factor:
-            return f"{nbytes / factor:.1f} {unit}"
-    return f"{nbytes} B"

@@ -85,6 +85,7 @@ class Report:
             learners=self.learners(),
             snapshot_age=None if self._saving.saved is None else work.clock() - self._saving.at,
             memory=resident(),
+            budget=0 if work.model is None else work.model.budget.nbytes,
             parameters=0 if work.model is None else work.model.layout.P,
             weights=self._ending.weights,
             limited_by=self.limited_by(),

@@ -149,7 +149,7 @@ class Saving:
 
     def _take(self, loaded: Loaded) -> None:
         work, state = self._work, loaded.state
-        model = Model(msgspec.convert(state["attach"], Attach), work.job, work.shares)
+        model = Model(msgspec.convert(state["attach"], Attach), work.job, work.limit(), work.shares)
         model.restore_rule(state["rule"])
         model.restore(snapshot.vectors(loaded))
         figures = Figures(int(state["samples"]))
@@ -164,6 +164,7 @@ class Saving:
         if sync.clock.timestamp != loaded.update:
             raise ValueError(f"its clock says update {sync.clock.timestamp}")
         work.model, work.figures, work.sync = model, figures, sync
+        work.say_budget()
         if work.evaluated:
             work.mailbox = Mailbox(model.layout)
         for epoch, error in sorted(work.metrics.results().items()):

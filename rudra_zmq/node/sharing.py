@@ -9,7 +9,6 @@ from rudra_zmq.errors import RefusedBySecurity, Rejected
 from rudra_zmq.net.shm import Offer
 from rudra_zmq.node.memory import OURS, THEIRS
 from rudra_zmq.node.sessions import Session, Turned
-from rudra_zmq.node.slots import PER_LEARNER
 from rudra_zmq.node.work import Work, new_key
 from rudra_zmq.wire.messages.data import Hello, Mapped, Segments
 
@@ -33,7 +32,7 @@ class Sharing:
                 segment.note(OURS, new_key())
         message = Segments(
             nbytes=model.layout.nbytes,
-            slots=PER_LEARNER,
+            slots=model.slots.each,
             versions=model.versions.count,
             slots_nonce=slots.noted(OURS),
             versions_nonce=versions.noted(OURS),

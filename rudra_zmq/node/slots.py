@@ -1,4 +1,4 @@
-"""The memory that gradients are received into: two vectors for each incarnation of a learner.
+"""The memory that gradients are received into: one or two vectors for each incarnation of a learner.
 
 Owns: the vectors and what the gradient in one is (its samples). Must not know: which slot is free, when one is
 folded (core decides). A dead learner's accepted gradients stay until the core releases them. Memory of the node's own
@@ -13,8 +13,6 @@ from rudra_zmq.node.memory import create
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.wire.layout import Layout
 
-PER_LEARNER = 2
-
 
 class Slot:
     """One vector; ``count`` is the samples of the gradient that lies in it (0: none was accepted)."""
@@ -27,28 +25,24 @@ class Slot:
 
 
 class SlotTable:
-    """Slots by (rank, incarnation); ``shared``: in memory that learners of this host may map."""
+    """Slots by (rank, incarnation), ``each`` of them; ``shared``: in memory that learners of this host may map."""
 
-    def __init__(self, layout: Layout, shared: bool = False) -> None:
+    def __init__(self, layout: Layout, each: int, shared: bool = False) -> None:
         self._layout = layout
+        self.each = each
         self._shared = shared
         self._of: dict[tuple[int, int], list[Slot]] = {}
         self._segments: dict[tuple[int, int], Segment] = {}
         self._free: list[Slot] = []
-
-    @staticmethod
-    def nbytes(layout: Layout, learners: int) -> int:
-        """What so many learners take."""
-        return PER_LEARNER * learners * layout.nbytes
 
     def open(self, rank: int, incarnation: int) -> None:
         """Slots for a session, allocated at once; harmless if it has them."""
         key = (rank, incarnation)
         if key in self._of:
             return
-        made = create(f"slots-{rank}.{incarnation}", self._layout, PER_LEARNER, sealed=False) if self._shared else None
+        made = create(f"slots-{rank}.{incarnation}", self._layout, self.each, sealed=False) if self._shared else None
         if made is None:
-            self._of[key] = [self._free.pop() if self._free else Slot(Vector(self._layout)) for _ in range(PER_LEARNER)]
+            self._of[key] = [self._free.pop() if self._free else Slot(Vector(self._layout)) for _ in range(self.each)]
             return
         self._segments[key], vectors = made
         for vector in vectors:

@@ -1,9 +1,8 @@
 """The memory of the ring of versions: weights of timestamp k are read while k+1 is written.
 
 Owns: the buffers, allocated (in shared memory: touched) when they are first needed. Must not know: who reads what
-(core.versions has the rule). lambda + 2 buffers are enough for any protocol, since each learner reads at most one
-version at a time: one for each of them, the current one, and the one being written. Under hardsync all read the same
-one, and no more than two are ever touched.
+(core.versions has the rule, budget.py how many there are). With lambda + 2 there is one for each learner, the current
+one, and the one being written, so nobody waits; with fewer a reader may have to wait until another one lets go.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from rudra_zmq.wire.layout import Layout
 
 
 class Versions:
-    """``readers`` is the largest number of learners that may read weights at one time.
+    """``size`` buffers, as Ring has it.
 
     ``shared``: learners of this host may map ``segment``, and read; None where that is not so.
     """
 
-    def __init__(self, layout: Layout, readers: int, shared: bool = False) -> None:
+    def __init__(self, layout: Layout, size: int, shared: bool = False) -> None:
         self._layout = layout
-        self._ring = Ring(self.size(readers))
+        self._ring = Ring(size)
         self.segment: Segment | None = None
         self._places: list[Vector] = []
         made = create("versions", layout, self._ring.size, sealed=True) if shared else None
@@ -31,11 +30,6 @@ class Versions:
             self.segment, self._places = made
         self._buffers: dict[int, Vector] = {}
         self._next = 0
-
-    @staticmethod
-    def size(readers: int) -> int:
-        """Buffers of the ring, at most."""
-        return readers + 2
 
     @property
     def current(self) -> Vector:
@@ -63,15 +57,19 @@ class Versions:
             self._buffers[index] = vector
         return vector
 
-    def hold(self, reader: str) -> Vector:
-        """The newest version, kept until ``release``; what the reader held before is let go."""
-        return self._buffer(self.place(reader))
+    def room(self, reader: str, brief: bool) -> bool:
+        """Whether ``reader`` may hold the newest version; ``brief``: it lets go before the next update is due."""
+        return self._ring.room(reader, brief)
 
-    def place(self, reader: str) -> int:
+    def hold(self, reader: str, brief: bool) -> Vector:
+        """The newest version, kept until ``release``; what the reader held before is let go."""
+        return self._buffer(self.place(reader, brief))
+
+    def place(self, reader: str, brief: bool) -> int:
         """As ``hold``: which buffer of the ring it is."""
-        index = self._ring.hold(reader)
+        index = self._ring.hold(reader, brief)
         if index is None:
-            raise RuntimeError(f"{reader} is one reader more than the ring was made for")
+            raise RuntimeError(f"{reader} is one reader more than the ring has room for")
         return index
 
     def release(self, reader: str) -> None:

@@ -7,6 +7,7 @@ sockets; a function sends to a peer, a `Head` passes messages to psd.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from rudra_zmq.config.job import JobFile
 from rudra_zmq.core.events import Clock
 from rudra_zmq.core.sync import Sync
 from rudra_zmq.errors import RudraError
+from rudra_zmq.node import headroom
+from rudra_zmq.node.budget import Limit
 from rudra_zmq.node.decisions import DecisionLog
 from rudra_zmq.node.evaluate import Mailbox
 from rudra_zmq.node.figures import Figures
@@ -105,6 +108,7 @@ class Work:
     evaluator_lost: bool = False  # no result is awaited of it
     members: frozenset[int] = frozenset()  # ranks of the snapshot that the job goes on from; empty: those declared
     ended: set[int] = field(default_factory=set)  # ranks whose process is gone and will not be started again
+    _parked: deque[tuple[Session, bytes, Callable[[], None]]] = field(default_factory=deque)
     _accounted: float = 0.0
     _limits: dict[str, float] = field(default_factory=dict)
 
@@ -163,6 +167,41 @@ class Work:
         """For parts that only know how to complain."""
         self.event("W", text)
 
+    def limit(self) -> Limit:
+        """What the servers of the job may take of the memory there is now."""
+        return headroom.limit(self.job.servers.memory_bytes)
+
+    def say_budget(self) -> None:
+        """Before the memory is taken: how much, and what for."""
+        assert self.model is not None
+        plan = self.model.budget
+        self.event("I", f"model of {self.model.layout.P:,} parameters; {plan}")
+        if plan.ring < plan.wanted:
+            text = f"memory is short: {plan.ring} versions instead of {plan.wanted}, so that a learner may have to wait"
+            self.event("W", f"{text} until another one has its weights")
+
+    def brief(self, session: Session) -> bool:
+        """Whether a version that ``session`` is given now is let go before the next update is due."""
+        hardsync = self.sync is not None and self.sync.protocol == "hardsync" and not self.job.sync.backup
+        return self.job.learners.most == 1 or (hardsync and session.joined)
+
+    def has_room(self, session: Session) -> bool:
+        """Whether a version can be held for ``session``, or it has to wait until another one lets go."""
+        assert self.model is not None
+        return self.model.versions.room(session.reader, self.brief(session))
+
+    def wait_for_room(self, session: Session, say: Callable[[], None]) -> None:
+        """``say`` is called when there is, if the session then has the connection that it has now."""
+        if session.peer is not None:
+            self._parked.append((session, session.peer, say))
+
+    def give_room(self) -> None:
+        """After anything that may have let a version go: who has waited longest is next."""
+        while self._parked and self.has_room(self._parked[0][0]):
+            session, peer, say = self._parked.popleft()
+            if session.peer == peer:
+                say()
+
     def send_weights(self, session: Session, key: int, clock: Clock) -> None:
         """The newest version (its clock is ``clock``), behind the message that announced it under ``key``."""
         model = self.model
@@ -171,7 +210,7 @@ class Work:
             return
         session.held = clock
         session.transfer = key
-        vector = model.versions.hold(session.reader)
+        vector = model.versions.hold(session.reader, self.brief(session))
 
         def sent() -> None:
             if session.transfer == key:
@@ -185,7 +224,7 @@ class Work:
         assert self.model is not None
         session.held = clock
         session.transfer = 0
-        return self.model.versions.place(session.reader)
+        return self.model.versions.place(session.reader, self.brief(session))
 
     def send(self, session: Session, message: Message) -> None:
         """A message to a learner, if it has a connection."""

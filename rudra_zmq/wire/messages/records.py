@@ -91,6 +91,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     rows: Annotated[list[EpochRow], Meta(max_length=65536)] = []
     snapshot_age: Seconds | None = None
     memory: Count = 0  # RSS of the node, bytes
+    budget: Count = 0  # memory that the job's servers need, as computed before they took it, bytes
     parameters: Count = 0
     weights: Text = ""  # path on the lead's host, once written
     limited_by: Text = ""

@@ -55,6 +55,7 @@ protocol = "{protocol}"
 {update}
 [servers]
 snapshot = "{snapshot}"
+{servers}
 """
 RULE = 'rule = "momentum"\nlr = 0.1\nmomentum = 0.5\nschedule = {kind = "constant"}'
 
@@ -71,12 +72,14 @@ def toml(
     job: str = "",
     learners: str = "",
     sync: str = "",
+    servers: str = "",
     task: bool = False,
 ) -> str:
     """A job file. ``task``: with an evaluator."""
     text = TOML.format(
         count=count, protocol=protocol, epochs=epochs, minibatch=minibatch, deadline=deadline, snapshot=snapshot,
         update=update, job=job + ('\ntask = "no.such:task"' if task else ""), learners=learners, sync=sync,
+        servers=servers,
         target="run", target_line="" if task else 'script = "train.py"',
     )  # fmt: skip
     return text.replace("[run]\n\n", "") if task else text

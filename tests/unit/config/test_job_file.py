@@ -87,6 +87,7 @@ def test_defaults_of_a_task() -> None:
         "servers.device": "auto",
         "servers.snapshot": "auto",
         "servers.keep": 2,
+        "servers.memory": "auto",
         "wire.compress": "none",
     }
 
@@ -183,6 +184,8 @@ VALUES = [
         'servers.snapshot cannot be "often"',
         'give "auto", "none" or a duration such as "250ms", "60s" or "10m"',
     ),
+    ("servers.memory = '8 gigs'", 'servers.memory cannot be "8 gigs"', 'give "auto" or a size such as "8GB" or "512MiB"'),
+    ("servers.memory = '0B'", 'servers.memory cannot be "0B"', 'give "auto" or a size such as "8GB" or "512MiB"'),
     ("servers.keep = 0", "servers.keep cannot be 0", "give a whole number from 1 to 1000"),
     ("sync.max_staleness = 0", "sync.max_staleness cannot be 0", 'give "none" or a whole number of at least 1'),
     ("sync.max_staleness = 'no'", 'sync.max_staleness cannot be "no"', 'give "none" or a whole number of at least 1'),
@@ -543,6 +546,8 @@ def test_values_in_the_units_of_the_core() -> None:
     assert (job.job.stop.time_s, job.sync.staleness_bound, job.servers.snapshot_s) == (5400.0, 3, 90.0)
     assert (job.learners.deadline_s, job.learners.step_timeout_s) == (60.0, 600.0)
     assert (job.learners.minibatch, job.learners.most) == (0, 4)
+    assert load(TASK).servers.memory_bytes is None
+    assert load(TASK + '[servers]\nmemory = "1.5GiB"').servers.memory_bytes == 3 << 29
     assert (load(TASK).sync.staleness_bound, load(TASK).servers.snapshot_s) == (None, None)
 
 

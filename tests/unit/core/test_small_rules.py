@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rudra_zmq.core.credit import ReceiveWindow, SendWindow
 from rudra_zmq.core.params import DataParams, LearnerParams, SyncParams
 from rudra_zmq.core.permutation import permutation
-from rudra_zmq.core.slots import Slots
+from rudra_zmq.core.slots import Slots, may_fold, slots_needed
 from rudra_zmq.core.staleness import Histogram, float32, mean_sigma, scale
-from rudra_zmq.core.versions import Ring
+from rudra_zmq.core.versions import Ring, ring_size
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,21 @@ def test_slots() -> None:
     assert Slots(3).count == 3
 
 
+@pytest.mark.parametrize(
+    ("protocol", "lam", "affordable", "size"),
+    [
+        ("hardsync", 30, 99, 3),
+        ("softsync", 4, 99, 6),
+        ("async", 30, 10, 10),
+        ("async", 30, 1, 3),
+        ("softsync", 1, 9, 2),
+        ("hardsync", 1, 9, 2),
+    ],
+)
+def test_ring_size(protocol: str, lam: int, affordable: int, size: int) -> None:
+    assert ring_size(protocol, lam, affordable) == size
+
+
 class Readers(RuleBasedStateMachine):
     """However readers dawdle, the next update has a buffer and no reader sees one change."""
 
@@ -152,15 +167,51 @@ class Readers(RuleBasedStateMachine):
     def never_stuck(self) -> None:
         if hasattr(self, "ring"):
             assert self.ring.free == len(self.free()) >= 1
-            assert self.ring.must_copy == (len(self.free()) < 2)
+            assert self.ring.must_copy == (len(self.free()) < 2) != self.ring.room()
 
 
 TestReaders = Readers.TestCase
 
 
+def test_brief_readers_need_no_spare_buffer() -> None:
+    """An only learner on two buffers; members of rounds on three while one who joins reads an old version."""
+    ring = Ring(2)
+    for update in range(5):
+        assert not ring.room() and ring.hold("a") is None
+        assert ring.room(brief=True) and ring.hold("a", brief=True) == ring.current == update % 2
+        ring.release("a")
+        ring.publish(ring.next())
+    ring = Ring(3)
+    assert ring.hold("joins") == 0
+    for _ in range(5):
+        ring.publish(ring.next())
+        assert ring.current != 0
+        assert [ring.hold(member, brief=True) for member in "abc"] == [ring.current] * 3
+        assert ring.hold("joins too") is None
+        for member in "abc":
+            ring.release(member)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "most", "n", "slots", "folds"),
+    [
+        ("hardsync", 8, 1, 1, False),
+        ("async", 8, 1, 1, False),
+        ("softsync", 1, 1, 1, False),
+        ("softsync", 8, 8, 1, False),
+        ("softsync", 8, 5, 1, False),
+        ("softsync", 8, 4, 2, False),
+        ("softsync", 8, 3, 2, False),
+        ("softsync", 8, 2, 2, True),
+    ],
+)
+def test_slots_that_can_be_written(protocol: str, most: int, n: int, slots: int, folds: bool) -> None:
+    assert (slots_needed(protocol, most, n), may_fold(protocol, most, n)) == (slots, folds)
+
+
 def test_ring_guards() -> None:
-    with pytest.raises(ValueError, match="needs 3 buffers, not 2"):
-        Ring(2)
+    with pytest.raises(ValueError, match="needs 2 buffers, not 1"):
+        Ring(1)
     ring = Ring(3)
     with pytest.raises(ValueError, match="buffer 0 is being read"):
         ring.publish(0)

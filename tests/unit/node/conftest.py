@@ -29,6 +29,7 @@ def stage_of(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
         sync: str = "",
         update: str = RULE,
         snapshot: str = "none",
+        servers: str = "",
         task: bool = False,
         **spec: Any,
     ) -> Stage:
@@ -52,6 +53,7 @@ protocol = "{protocol}"
 {update}
 [servers]
 snapshot = "{snapshot}"
+{servers}
 """
         stages.append(Stage(tmp_path, text, **spec))
         return stages[-1]

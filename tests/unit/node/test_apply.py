@@ -33,10 +33,10 @@ class _Bench:
     """Versions, slots for two learners and an applier."""
 
     def __init__(self, spec: RuleSpec, **options: Any) -> None:
-        self.slots = SlotTable(LAYOUT)
+        self.slots = SlotTable(LAYOUT, 2)
         for rank in range(3):
             self.slots.open(rank, 1)
-        self.versions = Versions(LAYOUT, 3)
+        self.versions = Versions(LAYOUT, 5)
         self.versions.current.params[:] = np.arange(8, dtype=np.float32) / 7
         self.applier = Applier(LAYOUT, spec, self.versions, self.slots, **options)
         self.rng = np.random.Generator(np.random.PCG64(3))
@@ -128,16 +128,16 @@ def test_buffers_are_weighted_by_samples_and_taken_from_the_update_alone() -> No
 def test_a_version_that_is_read_is_not_overwritten() -> None:
     spec = rules.job_spec(_job(), LAYOUT)
     bench = _Bench(spec, rates=rules.JobRates(_job(), 1))
-    held = [bench.versions.hold(f"r{rank}") for rank in range(1)]
+    held = [bench.versions.hold(f"r{rank}", brief=False) for rank in range(1)]
     before = held[0].params.copy()
     for update in range(1, 8):
         bench.gradient(0, 0, 32)
         bench.applier.update(_decision([_entry(0, 0, 32, 1.0)], update), "async", 32)
         if update < 3:
-            held.append(bench.versions.hold(f"r{update}"))
+            held.append(bench.versions.hold(f"r{update}", brief=False))
     np.testing.assert_array_equal(held[0].params, before)
     assert len({id(v) for v in held}) == 3
-    assert bench.versions.allocated <= Versions.size(3)
+    assert bench.versions.allocated <= bench.versions.count
 
 
 def test_a_sum_that_overflows_is_told() -> None:
@@ -238,7 +238,7 @@ def test_a_rule_in_a_snapshot(rule: str) -> None:
 
 
 def test_slots_of_the_dead_are_used_again() -> None:
-    slots = SlotTable(LAYOUT)
+    slots = SlotTable(LAYOUT, 2)
     seen = set()
     for incarnation in range(50):
         slots.open(0, incarnation)
@@ -260,7 +260,7 @@ def test_frozen_parameters_do_not_move_whatever_the_rule() -> None:
     ]  # fmt: skip
     all_frozen = rules.job_spec(job, three, frozen=["a", "b", "c"])
     assert [g.lr_scale for g in all_frozen.groups] == [0.0, 0.0, 0.0]
-    slots, versions = SlotTable(three), Versions(three, 1)
+    slots, versions = SlotTable(three, 1), Versions(three, 2)
     slots.open(0, 1)
     versions.current.params[:] = 5.0
     applier = Applier(three, spec, versions, slots, rates=rules.JobRates(job, 1))

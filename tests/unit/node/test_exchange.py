@@ -364,7 +364,7 @@ def test_weights_that_are_not_finite_at_the_end_are_a_failure(stage_of: StageOf)
 
 def test_a_grant_of_another_slot_has_a_key_of_its_own(stage_of: StageOf) -> None:
     """What is pushed next has to lie where the core will look for it, whatever brought the change about."""
-    stage = stage_of(**ASYNC)
+    stage = stage_of(protocol="softsync", sync="n = 1")  # c = 2: there is another one
     zero, _ = stage.crew(2)
     first = zero.hear()
     sync = stage.lead.work.sync

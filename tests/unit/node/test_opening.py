@@ -158,9 +158,9 @@ def test_another_model_is_refused_with_the_difference(stage_of: StageOf) -> None
 def test_the_memory_that_is_needed_is_said_beforehand(stage_of: StageOf) -> None:
     stage = stage_of(count=4, snapshot="auto", task=True)
     _attached(stage, 0)
-    (text,) = stage.events("the node takes up to")
-    # 8 slots, 6 versions, accumulator (sgd has no state), 2 queues for each of 4, 2 for the evaluator, 1 + 1 aside
-    assert "slots 128 B, versions 96 B, state 16 B, connections 128 B, evaluator 32 B, snapshot 32 B" in text
+    (text,) = stage.events("the servers of this job need")
+    # each vector has 16 B; sgd has no state; two queues for each of 4; one copy aside
+    assert "need 288 B: 3 versions 48 B, 4 slots 64 B, connections 128 B, evaluator 32 B, snapshot 16 B" in text
 
 
 # ---------------------------------------------------------------------------------------- rule and data

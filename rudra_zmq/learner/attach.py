@@ -67,7 +67,7 @@ class AttachedModel:
         self.message = self.signature.message()
         self.layout = Layout.of(self.message)
         self.weights = Vector(self.layout)
-        self.gradient = Vector(self.layout)
+        self.gradient = Vector(self.layout, touch=False)  # where memory is shared, it is a slot
         self.unused: tuple[str, ...] = ()  # parameters that the last gather found without a gradient
         self._params = [p for _, p in self.signature.params]
         self._views = _views(self.weights, self.layout)

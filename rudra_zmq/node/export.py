@@ -19,6 +19,7 @@ from rudra_zmq.wire.layout import Layout, Slice
 from rudra_zmq.wire.messages.data import Attach
 
 _SHOWN = 6
+_STEP = 1 << 20  # elements looked at or read at a time: no copy of a large tensor
 
 
 def rows(attach: Attach, layout: Layout, vector: Vector) -> list[tensors.Tensor]:
@@ -72,7 +73,9 @@ def load(path: Path, attach: Attach, layout: Layout, into: Vector) -> None:
             for s in slices:
                 at = found.get(s.name) or found.get(aliases.get(s.name, ""))
                 if at is not None:
-                    values[s.start : s.stop] = tensors.read(path, at)
+                    for start in range(0, s.stop - s.start, _STEP):
+                        part = tensors.read(path, at, start, _STEP)
+                        values[s.start + start : s.start + start + part.size] = part
     except OSError as error:
         raise NotFound(
             f"cannot be read: {error.strerror}", where=where, fix="give a path that the node can read"
@@ -105,6 +108,7 @@ def first_bad(layout: Layout, vector: Vector) -> str:
     """The name of the first tensor with a NaN or an infinity, "" if there is none."""
     for slices, values in _parts(layout, vector):
         for s in slices:
-            if not np.isfinite(values[s.start : s.stop]).all():
+            part = values[s.start : s.stop]
+            if any(not np.isfinite(part[at : at + _STEP]).all() for at in range(0, part.size, _STEP)):
                 return s.name
     return ""

@@ -157,11 +157,16 @@ def _found(name: str, row: dict[str, object], base: int, size: int) -> Found:
     return Found(dtype, tuple(shape), base + start, expected)
 
 
-def read(path: Path, found: Found) -> Array:
-    """One tensor, flat; bfloat16 comes as float32. OSError; ValueError where the file is shorter by now."""
+def read(path: Path, found: Found, start: int = 0, count: int | None = None) -> Array:
+    """One tensor, flat, or ``count`` of its elements at most from ``start``; bfloat16 comes as float32.
+
+    OSError; ValueError where the file is shorter by now.
+    """
     kind = np.dtype(_DTYPES[found.dtype][0])
-    flat: Array = np.fromfile(path, kind, found.nbytes // kind.itemsize, offset=found.offset)
-    if flat.nbytes != found.nbytes:
+    size = found.nbytes // kind.itemsize - start
+    size = size if count is None else min(count, size)
+    flat: Array = np.fromfile(path, kind, size, offset=found.offset + start * kind.itemsize)
+    if flat.size != size:
         raise ValueError(f"{path.name} is shorter than its header says")
     if found.dtype == "BF16":
         wide: Array = (flat.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,6 +1,6 @@
 """The memory of one vector: a gradient, or a version of the weights, with its buffers behind it.
 
-Owns: allocation (every page touched once, so that no update pays for it), the views of a vector's parts and
+Owns: allocation (pages touched once, so that no update pays for it), the views of a vector's parts and
 the check for NaN and infinity. Must not know: whose vector it is. The arithmetic of the layout is wire's.
 """
 
@@ -22,11 +22,15 @@ class Vector:
 
     __slots__ = ("data", "floats", "ints", "params", "reals")
 
-    def __init__(self, layout: Layout, memory: memoryview | None = None) -> None:
-        """Zeros in memory of its own; or over ``memory`` as it is, of which the vector is the beginning."""
+    def __init__(self, layout: Layout, memory: memoryview | None = None, *, touch: bool = True) -> None:
+        """Zeros in memory of its own; or over ``memory`` as it is, of which the vector is the beginning.
+
+        ``touch`` False: its pages come when they are first written, for a vector that may never be.
+        """
         if memory is None:
-            whole = np.empty(layout.nbytes, np.uint8)
-            whole.fill(0)
+            whole = np.zeros(layout.nbytes, np.uint8)
+            if touch:
+                whole.fill(0)
         else:
             whole = np.frombuffer(memory, np.uint8, layout.nbytes)
         self.data: memoryview = whole.data

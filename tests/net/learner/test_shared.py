@@ -50,7 +50,7 @@ class Worker(RemoteExchange):
         self.weights = Vector(layout)
         self.weights.params[:] = 1.0
         try:
-            self.attach(attach, layout, self.weights, Vector(layout))
+            self.attach(attach, layout, self.weights, Vector(layout, touch=False))
         except BaseException:
             self.close()
             raise

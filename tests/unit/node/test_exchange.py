@@ -386,3 +386,57 @@ def test_leases_are_bounded(stage_of: StageOf) -> None:
     messages = [m for m in zero.box if not isinstance(m, tuple)]
     assert max(len(m.leases) for m in messages if isinstance(m, d.Grant)) <= 600
     assert any(isinstance(m, d.Refused) and "without a push" in m.message for m in messages)
+
+
+# ------------------------------------------------------------------------------- the slow and the stopped
+
+
+def test_unequal_learners_wait_for_nobody_and_weigh_what_they_bring(stage_of: StageOf) -> None:
+    """S26, softsync, c = 3: two quick ones with 6 samples, a slow one with 2; each answer comes in the push's turn."""
+    stage = stage_of(count=3, protocol="softsync", learners="", epochs=9)
+    crew = []
+    for rank in range(3):
+        peer = Peer(stage, rank)
+        peer.hello()
+        peer.say(ATTACH)
+        crew.append(peer)
+    crew[0].upload(0.0)
+    for peer, mu in zip(crew, (6, 6, 2), strict=True):
+        peer.ready()
+        peer.say(d.Data(samples=96, minibatch=mu))
+    for order in ("0102", "1012", "0011"):
+        for rank in order:
+            push = crew[int(rank)].push(1.0 + int(rank))
+            assert [group.samples for group in push.groups] == [(6, 6, 2)[int(rank)]]
+            assert crew[int(rank)].hear().ack == push.seq
+    stage.lead.work.decisions.flush()
+    records = [json.loads(line) for line in (stage.folder / "decisions.jsonl").read_text().splitlines()]
+    assert [record["counts"] for record in records] == [[6, 6, 6], [2, 6, 6], [6, 2, 6], [6, 6, 6]]
+    for record in records:  # mu_k / (c * the mean of the mini-batches), and the scale by staleness
+        expected = [count * scale / 14 for count, scale in zip(record["counts"], record["scales"], strict=True)]
+        assert record["coefficients"] == pytest.approx(expected)
+
+
+def test_a_stopped_learner_holds_up_nobody(stage_of: StageOf) -> None:
+    """async: its weights stay where it stopped reading them, the others go on, and no more memory is taken."""
+    stage = stage_of(count=4, protocol="async")
+    crew = stage.crew(4, samples=4096)
+    assert stage.lead.work.model is not None
+    versions = stage.lead.work.model.versions
+    for peer in crew:
+        peer.hear()
+    crew[3].push()
+    assert crew[3].none(d.Refused)
+    stage.dead.add(crew[2].peer)  # takes nothing from here on, in the middle of an exchange
+    crew[2].push()
+    allocated = set()
+    for _ in range(50):
+        for peer in (crew[0], crew[1], crew[3]):
+            seq = peer.push().seq
+            assert peer.hear().ack == seq
+            peer.vector()
+            allocated.add(versions.allocated)
+    assert max(allocated) <= 6 and stage.state() == "RUNNING"
+    stage.dead.clear()
+    stage.lead.tick()
+    assert crew[2].hear().ack == 1

@@ -64,11 +64,11 @@ def test_a_tensor_of_more_than_2_gib(rig_of: Rigs, data: str, figures: Callable[
         for _ in range(2):
             lease = answer.leases[0]
             _ramp(worker.gradient)
+            assert rig.process is not None  # its largest so far: before the last push it has taken all it will
+            node, own = sample(rig.process.pid), sample(os.getpid())
             answer = worker.push(Gradient(answer.clock, lease.spans, lease.count, loss=1.0))
         assert answer.done and answer.clock.timestamp == 2
         _check(worker.weights)
-        assert rig.process is not None
-        node, own = sample(rig.process.pid), sample(os.getpid())
         figures(f"{data}: {rig.psd.event('the servers of this job need').text}")
         figures(f"{data}: node {node.rss / 1e9:.2f} GB resident, learner {own.rss / 1e9:.2f} GB")
         worker.leave("done")

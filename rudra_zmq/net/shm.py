@@ -91,7 +91,7 @@ class Segment:
             os.close(fd)
 
     def note(self, place: int, number: int) -> None:
-        """Write a number below 2**53 into the first page, at one of its places from 0."""
+        """Write a number below 2**53 into the first pages, at one of their places from 0."""
         struct.pack_into("<Q", self.memory, 8 * place, number)
 
     def noted(self, place: int) -> int:

@@ -3,13 +3,16 @@
 Owns: the buffers, allocated (in shared memory: touched) when they are first needed. Must not know: who reads what
 (core.versions has the rule, budget.py how many there are). With lambda + 2 there is one for each learner, the current
 one, and the one being written, so nobody waits; with fewer a reader may have to wait until another one lets go.
+
+In shared memory each buffer has a stamp: 0 while it is written, then a number of its own. A reader that found the same
+stamp before and after has read one version.
 """
 
 from __future__ import annotations
 
 from rudra_zmq.core.versions import Ring
 from rudra_zmq.net.shm import Segment
-from rudra_zmq.node.memory import create
+from rudra_zmq.node.memory import STAMPS, create
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.wire.layout import Layout
 
@@ -30,6 +33,7 @@ class Versions:
             self.segment, self._places = made
         self._buffers: dict[int, Vector] = {}
         self._next = 0
+        self._published = 0
 
     @property
     def current(self) -> Vector:
@@ -79,8 +83,15 @@ class Versions:
     def begin(self) -> Vector:
         """The buffer to write the next version into."""
         self._next = self._ring.next()
+        self._stamp(0)
         return self._buffer(self._next)
 
     def publish(self) -> None:
         """What ``begin`` gave is complete: it is the newest version."""
+        self._published += 1
+        self._stamp(self._published)
         self._ring.publish(self._next)
+
+    def _stamp(self, number: int) -> None:
+        if self.segment is not None:
+            self.segment.note(STAMPS + self._next, number)

@@ -244,7 +244,7 @@ class RuleReply(Message, frozen=True, tag="rule_reply"):
 class Segments(Message, frozen=True, tag="segments"):
     """On the socket of the shared memory, with two descriptors: of this learner's slots, and of the versions.
 
-    Each begins with a page whose first number is a nonce; then slots, or versions, of ``nbytes`` in whole pages."""
+    Each begins with numbers in whole pages, the first one a nonce; then slots, or versions, of ``nbytes``."""
 
     nbytes: Count
     slots: Annotated[int, Meta(ge=1, le=16)]

@@ -55,7 +55,7 @@ class Signature:
     @classmethod
     def of(cls, model: nn.Module) -> Signature:
         """Raises Rejected, one line with the tensor's name and the fix, for a model that cannot be trained here."""
-        _refuse_sparse(model)
+        _refuse_layers(model)
         params: dict[int, tuple[str, nn.Parameter]] = {}
         buffers: dict[int, Buffer] = {}
         tied: list[tuple[str, str]] = []
@@ -132,6 +132,8 @@ def _check(what: str, name: str, tensor: torch.Tensor, dtypes: tuple[torch.dtype
         raise _refusal(what, name, "has no memory (device meta)", 'model.to_empty(device="cpu"), then initialise it')
     if tensor.device.type != "cpu":
         raise _refusal(what, name, f"is on {tensor.device}", 'this version trains on the CPU: model.to("cpu")')
+    if any(stride == 0 and n > 1 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise _refusal(what, name, "has elements that lie in one place (expand)", "contiguous() or clone() it")
     if tensor.dtype not in dtypes:
         fix = "make it real: torch.view_as_real" if tensor.dtype.is_complex else _dtype_fix(what, tensor)
         raise _refusal(what, name, f"is {str(tensor.dtype).removeprefix('torch.')}", fix)
@@ -149,11 +151,18 @@ def _refusal(what: str, name: str, is_what: str, fix: str) -> RudraError:
     return Rejected(f"{what} {name} {is_what}", where="learner.attach()", fix=fix)
 
 
-def _refuse_sparse(model: nn.Module) -> None:
+def _refuse_layers(model: nn.Module) -> None:
+    """Layers whose parameters are not what a server can hold, as their options say."""
     for name, module in model.named_modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            continue
+        weight = f"{name}.weight".lstrip(".")
+        if module.sparse:
             fix = "nn.Embedding(..., sparse=False)"
-            raise _refusal("parameter", f"{name}.weight".lstrip("."), "would get sparse gradients", fix)
+            raise _refusal("parameter", weight, "would get sparse gradients", fix)
+        if module.max_norm is not None:
+            fix = "max_norm=None, and scale what the layer gives in forward()"
+            raise _refusal("parameter", weight, "is written by its layer in forward() (max_norm)", fix)
 
 
 def _refuse_shared(params: list[tuple[str, nn.Parameter]]) -> None:

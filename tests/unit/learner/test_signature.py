@@ -95,6 +95,8 @@ def with_buffer(tensor: torch.Tensor) -> nn.Module:
         (lambda: nn.Linear(2, 2, device="meta"), "weight", "to_empty"),
         (lambda: nn.LazyLinear(2), "weight", "one batch"),
         (lambda: nn.Sequential(nn.Embedding(3, 2, sparse=True)), "0.weight", "sparse=False"),
+        (lambda: nn.Embedding(4, 3, max_norm=0.1), "weight", "max_norm=None"),
+        (lambda: with_buffer(torch.zeros(1).expand(2)), "table", "clone()"),
         (shared, "1.weight", "one Parameter"),
         (lambda: with_buffer(torch.zeros(2, dtype=torch.float64)), "table", "model.float()"),
         (lambda: with_buffer(torch.zeros(2, dtype=torch.complex64)), "table", "real"),

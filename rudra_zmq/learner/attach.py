@@ -1,7 +1,8 @@
 """The model's weights in one flat vector, and its gradients gathered into another.
 
-Owns: the two vectors; parameters as views of the first, so that new weights arrive in all of them with one copy; the
-check that nothing but an update changed them. Must not know: servers, optimizers, leases.
+Owns: the two vectors; parameters as views of the first, so that new weights arrive in all of them with one copy, or
+with none where the first is another one each time; the check that nothing but an update changed them. Must not know:
+servers, optimizers, leases.
 
 A view is an optimisation, not a contract: a parameter that cannot be one (half precision, channels_last), or that
 .to() moved off its view, is copied instead.
@@ -9,11 +10,15 @@ A view is an optimisation, not a contract: a parameter that cannot be one (half 
 Weights that are not those of the servers would give gradients of another model under the servers' timestamp. So each
 step looks at every parameter's version (load_state_dict, clamp_ under no_grad) and compares a window of the vector
 with what arrived, another one each time: what .data hides is found too, at a cost that does not grow with the model.
+A vector of the servers cannot be written (learner.guard says who tried).
+
+Buffers are written by forward(): they stay the module's own, and are copied.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,7 +67,7 @@ class Mark:
 class AttachedModel:
     """A model whose weights are `weights` and whose gradients go to `gradient`, both vectors of `layout`.
 
-    `write_into` makes `gradient` another one.
+    `load` makes `weights` another one, `write_into` makes `gradient` another one.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -70,11 +75,12 @@ class AttachedModel:
         self.signature = Signature.of(model)
         self.message = self.signature.message()
         self.layout = Layout.of(self.message)
-        self.weights = Vector(self.layout)
+        self.own = self.weights = Vector(self.layout)
         self.gradient = Vector(self.layout, touch=False)  # where memory is shared, it is a slot
         self.unused: tuple[str, ...] = ()  # parameters that the last gather found without a gradient
         self._params = [p for _, p in self.signature.params]
-        self._views = _views(self.weights, self.layout)
+        self._views = self._own_views = _views(self.weights, self.layout)
+        self._shown: dict[int, tuple[Vector, list[torch.Tensor]]] = {}  # vectors but the own, with their views
         self._slots = _views(self.gradient, self.layout)
         self._places: dict[int, tuple[Vector, _Places]] = {}
         self._known = {id(self.gradient): (self.gradient, self._slots)}
@@ -86,8 +92,37 @@ class AttachedModel:
 
     # ---- weights
 
-    def load(self) -> None:
-        """Make the model what `weights` says; for parameters that are its views there is nothing to do."""
+    def load(self, weights: Vector | None = None) -> None:
+        """Make the model what `weights` says, from here on a vector that was given.
+
+        Of what is not `own` nothing is kept once `own` is loaded again.
+        """
+        if weights is not None:
+            self._look_at(weights)
+            if weights is self.own:
+                self._shown.clear()
+        self._bind()
+        for tensors, source in self._buffers(self.weights):
+            for tensor, view in zip(tensors, source, strict=True):
+                with torch.no_grad():
+                    tensor.tensor.copy_(view)
+        self._versions = [p._version for p in self._params]
+        self._watch()
+
+    def _look_at(self, weights: Vector) -> None:
+        if weights is self.weights:
+            return
+        if weights is self.own:
+            views = self._own_views
+        elif id(weights) in self._shown:
+            views = self._shown[id(weights)][1]
+        else:
+            views = _views(weights, self.layout)
+            self._shown[id(weights)] = (weights, views)
+        self.weights, self._views = weights, views
+
+    def _bind(self) -> None:
+        """Make parameters views of `weights`, or copies where they cannot be."""
         for i, (parameter, view) in enumerate(zip(self._params, self._views, strict=True)):
             if not self._is_view(i):
                 self._check_dtype(i)
@@ -96,12 +131,6 @@ class AttachedModel:
                     parameter.data = view
                 else:
                     parameter.data.copy_(view)
-        for tensors, source in self._buffers(self.weights):
-            for tensor, view in zip(tensors, source, strict=True):
-                with torch.no_grad():
-                    tensor.tensor.copy_(view)
-        self._versions = [p._version for p in self._params]
-        self._watch()
 
     def read_buffers(self, into: Vector) -> None:
         """The model's buffers into the tail of `into`."""
@@ -133,19 +162,28 @@ class AttachedModel:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Weights and buffers are, after the block, what they were before it."""
-        weights = self.weights.params.copy()
+        """Weights and buffers are, after the block, what they were before it. Inside, weights can be written."""
+        before = self.weights
+        weights = before.params.copy() if before is self.own else before.params
+        if before is not self.own:
+            self.own.params[:] = weights
+            self._look_at(self.own)
+            self._bind()
         moved = {i: p.detach().clone() for i, p in enumerate(self._params) if not self._is_view(i)}
         buffers = [(b, b.tensor.detach().clone()) for b in self._all_buffers()]
         try:
             yield
         finally:
-            self.weights.params[:] = weights
+            if before is self.own:
+                before.params[:] = weights
             for i, value in moved.items():
                 self._params[i].data.copy_(value)
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.tensor.copy_(value)
+            if before is not self.own:
+                self._look_at(before)
+                self._bind()
             self._versions = [p._version for p in self._params]
 
     # ---- gradients
@@ -208,6 +246,9 @@ class AttachedModel:
 
     def _watch(self) -> None:
         """Remember the next window of the weights that `check` compares."""
+        if self.weights is not self.own:
+            self._window = (self._window[0], np.empty(0, np.float32))
+            return
         start = self._window[0] + self._window[1].size
         if start >= self.layout.P:
             start = 0
@@ -268,7 +309,10 @@ class AttachedModel:
 
 
 def _views(vector: Vector, layout: Layout) -> list[torch.Tensor]:
-    flat = torch.from_numpy(vector.params)
+    with warnings.catch_warnings():
+        # torch has no tensors that can only be read; learner.guard has an eye on them.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writ", UserWarning)
+        flat = torch.from_numpy(vector.params)
     return [flat[s.start : s.stop].view(s.shape) for s in layout.params]
 
 

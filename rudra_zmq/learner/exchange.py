@@ -3,9 +3,10 @@
 Owns: the interface between a training loop and its servers, and the values that cross it. Must not know: torch,
 sockets, the core. `remote` speaks to a node, `local` is the same rules in this process.
 
-Weights and gradients do not pass through calls: `attach` hands over two vectors once, new weights are in the first
-when a call returns. A gradient is written into `gradient`, which is the second one or, where memory is shared, a slot
-of the servers: another one after each call, with nothing of use in it.
+Weights and gradients do not pass through calls: `attach` hands over two vectors once. When a call returns, the weights
+are in `weights`: the first one or, where they are shared, a version of the servers, which can only be read and stays as
+it is until the next call, or `keep`. A gradient is written into `gradient`, which is the second one or, where memory is
+shared, a slot of the servers: another one after each call, with nothing of use in it.
 """
 
 from __future__ import annotations
@@ -85,6 +86,10 @@ class Exchange(Protocol):
         """lambda, as far as this learner knows."""
 
     @property
+    def weights(self) -> Vector:
+        """The newest weights that came."""
+
+    @property
     def gradient(self) -> Vector:
         """Where the next push takes the gradient from."""
 
@@ -93,7 +98,7 @@ class Exchange(Protocol):
         """This learner was asked to finish its step and leave."""
 
     def attach(self, message: Attach, layout: Layout, weights: Vector, gradient: Vector) -> None:
-        """Agree on the model. Returns with the job's weights in ``weights``; raises Rejected with the difference."""
+        """Agree on the model. Returns with the job's weights in `weights`; raises Rejected with the difference."""
 
     def rule(self, rule: Rule | None) -> RuleVerdict:
         """Offer a script's optimizer (None: ask for the rule of the job file)."""
@@ -109,6 +114,9 @@ class Exchange(Protocol):
 
     def log(self, metrics: Mapping[str, float], epoch: int) -> None:
         """Report figures of the script."""
+
+    def keep(self) -> None:
+        """From here on `weights` is the vector that `attach` handed over. Raises NodeLost where they are lost."""
 
     def leave(self, reason: str, text: str = "") -> None:
         """Say good-bye: done, drain or failed. Nothing may be called after it but `close`."""

@@ -95,7 +95,7 @@ class Learner:
             raise UsageError("a model is attached already", where="learner.attach()", fix=fix)
         attached = AttachedModel(model)
         self._exchange.attach(attached.message, attached.layout, attached.weights, attached.gradient)
-        attached.load()
+        attached.load(self._exchange.weights)
         self._session = Session(self._exchange, attached)
         seed_everything(mix(RANK, self._exchange.job.seed, self.rank))
         return model
@@ -229,7 +229,11 @@ class Learner:
             reason, text = "failed", traceback.format_exception_only(type(error), error)[-1].strip()
         elif not done:
             _log.info("the script ended before the job did", epoch=self.epoch)
-        self._exchange.leave(reason, text)
+        try:
+            if self._session is not None:
+                self._session.keep()
+        finally:
+            self._exchange.leave(reason, text)
         _log.info("ended", reason=reason, gradients=self._session.pushed if self._session is not None else 0)
 
     def close(self) -> None:

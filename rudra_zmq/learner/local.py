@@ -63,6 +63,11 @@ class LocalExchange:
         self._versions.publish()
 
     @property
+    def weights(self) -> Vector:
+        """The model's own."""
+        return self._weights
+
+    @property
     def gradient(self) -> Vector:
         """The model's own."""
         return self._gradient
@@ -117,6 +122,9 @@ class LocalExchange:
 
     def log(self, metrics: Mapping[str, float], epoch: int) -> None:
         """Nobody is there to hear it."""
+
+    def keep(self) -> None:
+        """They are."""
 
     def leave(self, reason: str, text: str = "") -> None:
         """Nobody is there to hear it."""

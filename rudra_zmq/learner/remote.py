@@ -17,14 +17,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rudra_zmq import log
+from rudra_zmq.config.job import JobFile
 from rudra_zmq.config.load import job_from_toml
 from rudra_zmq.core.events import Clock, Lease, Span
 from rudra_zmq.errors import Rejected, UsageError
 from rudra_zmq.learner.exchange import Answer, Gradient, Job, RuleVerdict
-from rudra_zmq.learner.line import GIVE_UP_S, Line, hello_of
+from rudra_zmq.learner.guard import guard
+from rudra_zmq.learner.line import ANSWER_S, GIVE_UP_S, Line, NodeLost, hello_of
 from rudra_zmq.learner.link import LinkLost
 from rudra_zmq.learner.pulse import Pulse
-from rudra_zmq.learner.shared import NotShared, SharedMemory, share
+from rudra_zmq.learner.shared import NotShared, SharedMemory, Shown, share
 from rudra_zmq.learner.spec import LearnerSpec
 from rudra_zmq.net.sockets import make_context
 from rudra_zmq.node.vectors import Vector
@@ -76,6 +78,7 @@ class RemoteExchange:
         self._key = 0
         self._shared: SharedMemory | None = None  # of the present connection
         self._slot: Vector | None = None  # in it, for the next gradient
+        self._shown: Shown | None = None  # the weights, where they are not copied
         self._clock = Clock(0, 0)
         self._context = make_context("data")
         self._line = Line(self._context, spec, "learner", self._look, self._opened, give_up_s)
@@ -85,13 +88,21 @@ class RemoteExchange:
             self.close()
             raise
         welcome = self._welcome
-        self.job, self._job_rule = _job(welcome, spec.job)
+        file = job_from_toml(welcome.job, name=spec.job).job
+        self.job, self._job_rule, self._asked = _job(file), file.update.rule, file.learners.weights
+        # A script may write to its weights.
+        self._in_place = self._asked == "shared" or (self._asked == "auto" and file.kind == "task")
         pulse_hello = hello_of(spec, "pulse")
         node_file = Path(spec.node_file)
         self._pulse = Pulse(self._context, pulse_hello, node_file, welcome.ping_s, welcome.liveness_s)
         self._pulse.start()
 
     # ---- the interface
+
+    @property
+    def weights(self) -> Vector:
+        """A version of the node's, where its memory is shared and they are not copied."""
+        return self._weights if self._shown is None else self._shown.vector
 
     @property
     def gradient(self) -> Vector:
@@ -189,6 +200,23 @@ class RemoteExchange:
         if self._line.connected and not self._gone:
             self._line.now.post(Log(metrics=dict(metrics), epoch=epoch))
 
+    def keep(self) -> None:
+        """Copy what is shown. The node may have answered meanwhile, and let it be overwritten: then that one counts."""
+        while (shown := self._shown) is not None:
+            self._weights.copy_from(shown.vector)
+            if shown.intact:
+                self._shown = None
+                return
+            self._may_leave = False
+            try:
+                if not self._line.connected:
+                    raise LinkLost("the connection ended")
+                self._take(self._line.now.receive(Grant, seconds=ANSWER_S))
+            except LinkLost as lost:
+                raise NodeLost(f"given up by the node ({lost})", fix="none is needed: the rank starts again") from None
+            finally:
+                self._may_leave = True
+
     def leave(self, reason: str, text: str = "") -> None:
         """Good-bye, if anybody is there to hear it."""
         if self._gone:
@@ -201,6 +229,7 @@ class RemoteExchange:
 
     def close(self) -> None:
         """End the pulse and the connection; last words have a second."""
+        guard.close()
         if self._pulse is not None:
             self._pulse.close()
         self._line.hang_up(LAST_WORDS_S)
@@ -221,11 +250,15 @@ class RemoteExchange:
         self._clock = Clock(answer.generation, answer.timestamp)
         if self._welcome.shm:
             self._share(self._welcome.shm)
+        if self._shared is None and self._asked == "shared":
+            _log.warning("the weights are copied, not shared", reason="the node's memory is not to be had here")
 
     def _share(self, path: str) -> None:
         try:
             self._shared = share(path, self._line.hello, self._layout)
-            _log.info("the node's memory is shared", versions=len(self._shared.versions))
+            if self._in_place:
+                guard.watch(self._shared.versions, self._layout)
+            _log.info("the node's memory is shared", weights="shared" if self._in_place else "copy")
         except NotShared as error:
             _log.warning("the node's memory is not shared, chunks are used", reason=str(error))
 
@@ -265,6 +298,12 @@ class RemoteExchange:
     def _receive_grant(self) -> Grant:
         grant = self._line.receive(Grant)
         self._expects_grant = False
+        self._take(grant)
+        if grant.done:
+            self.keep()  # good-bye lets go of them
+        return grant
+
+    def _take(self, grant: Grant) -> None:
         if grant.shared:
             self._read_shared(grant)
         elif grant.nbytes:
@@ -272,16 +311,19 @@ class RemoteExchange:
         self._key = grant.key
         self._clock = Clock(grant.generation, grant.timestamp)
         self.lam, self.chief = grant.lam or self.lam, grant.chief
-        return grant
 
     def _read_shared(self, grant: Grant) -> None:
         shared = self._shared
         if shared is None or grant.slot >= len(shared.slots) or grant.version >= len(shared.versions):
             raise LinkLost("the node grants memory that it did not share")
         self._slot = shared.slots[grant.slot]
-        if grant.nbytes:
+        if not grant.nbytes:
+            return
+        if self._in_place:
+            self._shown = shared.show(grant.version)
+        else:
             self._weights.copy_from(shared.versions[grant.version])
-            self._fresh = True
+        self._fresh = True
 
     def _receive_weights(self, key: int, nbytes: int) -> None:
         if nbytes != len(self._weights.data):
@@ -290,6 +332,7 @@ class RemoteExchange:
         self._may_leave = False  # with half of them the script would be left with no version at all
         try:
             self._line.now.finish(self._line.now.expect(key, self._weights))
+            self._shown = None
         finally:
             self._may_leave = True
 
@@ -297,6 +340,7 @@ class RemoteExchange:
         try:
             grant = self._line.keep_on(call)
         except Leaving:
+            self.keep()
             self.leave("drain")
             return Answer(self._seq, "", self._clock, (), self.lam, self.chief, fresh=self._fresh, done=True)
         fresh, self._fresh = self._fresh, False
@@ -344,10 +388,9 @@ def _bye(reason: str, text: str) -> Message:
     return Bye(reason=reason, text=clip(text))  # type: ignore[arg-type]
 
 
-def _job(welcome: Welcome, name: str) -> tuple[Job, str]:
-    """What a learner needs of the job file, and the rule that it names ("": the script's)."""
-    job = job_from_toml(welcome.job, name=name).job
-    found = Job(
+def _job(job: JobFile) -> Job:
+    """What a learner needs of the job file."""
+    return Job(
         seed=job.job.seed,
         epochs=job.job.epochs,
         minibatch=job.learners.minibatch,
@@ -355,4 +398,3 @@ def _job(welcome: Welcome, name: str) -> tuple[Job, str]:
         count=job.learners.count,
         protocol=job.sync.protocol,
     )
-    return found, job.update.rule

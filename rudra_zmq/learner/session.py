@@ -253,6 +253,7 @@ class Session:
             _log.limited(self._refusals, "warning", "gradient not applied", seq=self.pushed, verdict=answer.verdict)
         self._take(answer)
         if self.exchange.leaving and not self.done:
+            self.keep()
             self.exchange.leave("drain")
             self.done = True
             self._held.clear()
@@ -272,8 +273,14 @@ class Session:
         begun = [b.lease for b in self._begun]
         self._held = deque(lease for lease in answer.leases if lease not in begun)
         self.done = self.done or answer.done
-        if answer.fresh:
-            self.model.load()
+        if answer.fresh or self.exchange.weights is not self.model.weights:
+            self.model.load(self.exchange.weights)
+
+    def keep(self) -> None:
+        """The weights stay, whatever the servers do from here on."""
+        self.exchange.keep()
+        if self.exchange.weights is not self.model.weights:
+            self.model.load(self.exchange.weights)
 
     def _forget(self) -> None:
         """The servers went back to a snapshot: what is under way belongs to weights that are no more."""

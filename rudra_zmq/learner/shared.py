@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rudra_zmq.net.shm import FdAsker, Segment
-from rudra_zmq.node.memory import OURS, THEIRS, size, vectors
+from rudra_zmq.node.memory import OURS, STAMPS, THEIRS, size, vectors
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.wire.layout import Layout
 from rudra_zmq.wire.messages.data import Hello, Mapped, Segments
@@ -26,9 +27,36 @@ class NotShared(Exception):
 class SharedMemory:
     """``slots`` are this incarnation's own; ``versions`` cannot be written. Mapped as long as a vector is used."""
 
-    def __init__(self, slots: list[Vector], versions: list[Vector]) -> None:
+    def __init__(self, slots: list[Vector], versions: list[Vector], stamps: Segment) -> None:
         self.slots = slots
         self.versions = versions
+        self._stamps = stamps
+
+    def show(self, place: int) -> Shown:
+        """A version to be used where it lies."""
+        return Shown(self, place, self.stamp(place))
+
+    def stamp(self, place: int) -> int:
+        """Which version lies in a place now; 0 while one is written."""
+        return self._stamps.noted(STAMPS + place)
+
+
+class Shown(NamedTuple):
+    """A version in its place, held for this learner until the next grant."""
+
+    memory: SharedMemory
+    place: int
+    stamp: int
+
+    @property
+    def vector(self) -> Vector:
+        """The weights."""
+        return self.memory.versions[self.place]
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing was written over it until now."""
+        return self.stamp == self.memory.stamp(self.place) != 0
 
 
 def share(path: str, hello: Hello, layout: Layout, seconds: float = ASK_S) -> SharedMemory:
@@ -45,7 +73,10 @@ def share(path: str, hello: Hello, layout: Layout, seconds: float = ASK_S) -> Sh
     except OSError as error:
         raise NotShared(error.strerror or str(error)) from None
     assert isinstance(answer, Segments)
-    return SharedMemory(vectors(segments[0], layout, answer.slots), vectors(segments[1], layout, answer.versions))
+    slots, versions = segments
+    return SharedMemory(
+        vectors(slots, layout, answer.slots), vectors(versions, layout, answer.versions), stamps=versions
+    )
 
 
 def _map(answer: object, fds: Sequence[int], layout: Layout) -> list[Segment]:

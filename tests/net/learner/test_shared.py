@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,10 @@ class Worker(RemoteExchange):
             give_up_s=20.0,
         )  # fmt: skip
         layout = Layout.of(attach)
-        self.weights = Vector(layout)
-        self.weights.params[:] = 1.0
+        self.own = Vector(layout)
+        self.own.params[:] = 1.0
         try:
-            self.attach(attach, layout, self.weights, Vector(layout, touch=False))
+            self.attach(attach, layout, self.own, Vector(layout, touch=False))
         except BaseException:
             self.close()
             raise
@@ -118,11 +119,19 @@ def job(
     return seen, done
 
 
-@pytest.mark.parametrize("data", ["shm", "ipc"])
-def test_equals_the_plain_loop(rig_of: Rigs, data: str) -> None:  # noqa: F811
-    rig = rig_of(toml(epochs=EPOCHS), shared=data == "shm")
-    seen, done = job(rig)
+def with_weights(weights: str, **other: Any) -> str:
+    return toml(learners=f'weights = "{weights}"', **other)
+
+
+@pytest.mark.parametrize(("data", "weights"), [("shm", "shared"), ("shm", "copy"), ("ipc", "copy"), ("ipc", "shared")])
+def test_equals_the_plain_loop(rig_of: Rigs, data: str, weights: str, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+    rig = rig_of(with_weights(weights, epochs=EPOCHS), shared=data == "shm")
+    places: set[bool] = set()
+    with caplog.at_level(logging.WARNING):
+        seen, done = job(rig, lambda worker, answer: places.add(worker.weights is not worker.own))
     assert seen == [data == "shm"] * 2
+    assert (True in places) == (data == "shm" and weights == "shared")
+    assert ("copied, not shared" in caplog.text) == (data == "ipc" and weights == "shared")
     np.testing.assert_array_equal(result(rig), plain_loop())
     assert counted(rig) == {epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)}
     assert done.state == "DONE" and not done.progress.drops
@@ -342,6 +351,7 @@ def test_lost_incarnations_leave_no_memory_behind(rig_of: Rigs) -> None:  # noqa
 # ------------------------------------------------------------------------------------------- torn versions
 
 BIG = d.Attach(params=[d.TensorSpec("w", [1 << 18], "float32")])
+LARGE = d.Attach(params=[d.TensorSpec("w", [1 << 22], "float32")])  # more chunks than credit: updates come in between
 SGD = 'rule = "sgd"\nlr = 0.001\nschedule = {kind = "constant"}'
 
 
@@ -349,27 +359,28 @@ def uniform(values: F32) -> bool:
     return bool((values == values[0]).all())
 
 
-def learn(rig: Rig, rank: int, torn: list[str]) -> None:
-    """Each version has one number everywhere. It is looked at as it was copied, and in place, again and again."""
-    worker = Worker(rig, rank, attach=BIG)
+def learn(rig: Rig, rank: int, attach: d.Attach, torn: list[str], kinds: Counter[str]) -> None:
+    """Each version has one number everywhere. It is looked at in each mini-batch, again and again."""
+    worker = Worker(rig, rank, attach=attach)
     try:
         worker.rule(None)
         answer = worker.begin(1 << 20, 4, 1, 1)
-        assert worker._shared is not None
         turn = 0
         while not answer.done and not torn:
-            if not uniform(worker.weights.params):
-                torn.append(f"copy of {answer.clock}")
-            if worker.version >= 0:
-                place = worker._shared.versions[worker.version].params
-                first = float(place[0])
-                for _ in range(1 + (rank + turn) % 3):
-                    if not uniform(place) or float(place[0]) != first:
-                        torn.append(f"{answer.clock} in place")
+            kinds["copied" if worker.weights is worker.own else "shown"] += 1
+            values = worker.weights.params
+            first = float(values[0])
+            for _ in range(1 + (rank + turn) % 3):
+                if not uniform(values) or float(values[0]) != first:
+                    torn.append(f"{answer.clock} of rank {rank}")
             turn += 1
             worker.gradient.params[:] = 1.0 + rank
             lease = answer.leases[0]
             answer = worker.push(Gradient(answer.clock, lease.spans, lease.count))
+        if answer.done:
+            assert worker.weights is worker.own
+            if not uniform(worker.own.params):
+                torn.append(f"what rank {rank} kept")
         worker.leave("done")
     finally:
         worker.close()
@@ -381,23 +392,89 @@ WITHOUT_HOLDS = (
 )
 
 
-def watch(rig: Rig) -> list[str]:
+def watch(rig: Rig, attach: d.Attach = BIG) -> tuple[list[str], Counter[str]]:
     torn: list[str] = []
-    together([lambda rank=rank: learn(rig, rank, torn) for rank in range(4)], 240)  # type: ignore[misc]
-    return torn
+    kinds: Counter[str] = Counter()
+    together([lambda rank=rank: learn(rig, rank, attach, torn, kinds) for rank in range(4)], 3000)  # type: ignore[misc]
+    return torn, kinds
 
 
-def many(protocol: str, versions: int) -> str:
-    return toml(count=4, protocol=protocol, update=SGD, job=f"stop = {{updates = {versions}}}", snapshot="none")
+def many(protocol: str, versions: int, weights: str) -> str:
+    job = f"stop = {{updates = {versions}}}"
+    return with_weights(weights, count=4, protocol=protocol, update=SGD, job=job, snapshot="none")
 
 
-@pytest.mark.parametrize(("protocol", "versions"), [("softsync", 2_500), ("async", 10_000)])
-def test_no_version_is_torn(rig_of: Rigs, protocol: str, versions: int) -> None:  # noqa: F811
-    rig = rig_of(many(protocol, versions), shared=True)
-    assert watch(rig) == []
+TRANSPORTS = {"shm": {"shared": True}, "tcp": {"tcp": True}}
+MODELS = {"shm": BIG, "tcp": LARGE}
+LONG = (pytest.mark.long, pytest.mark.timeout(3600))
+KINDS = [("shm", "shared"), ("shm", "copy"), ("tcp", "copy")]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "versions"),
+    [
+        ("softsync", 50),
+        ("async", 200),
+        pytest.param("softsync", 2_500, marks=LONG),
+        pytest.param("async", 10_000, marks=LONG),
+    ],
+)
+@pytest.mark.parametrize(("transport", "weights"), KINDS)
+def test_no_version_is_torn(rig_of: Rigs, protocol: str, versions: int, transport: str, weights: str) -> None:  # noqa: F811
+    rig = rig_of(many(protocol, versions, weights), **TRANSPORTS[transport])
+    torn, kinds = watch(rig, MODELS[transport])
+    assert torn == []
     assert rig.psd.wait(c.NodeDone).progress.updates == versions
+    assert (kinds["shown"] > versions / 2) == (weights == "shared")
 
 
-def test_without_holds_it_would_show(rig_of: Rigs) -> None:  # noqa: F811
-    rig = rig_of(many("async", 10_000), shared=True, program=["-c", WITHOUT_HOLDS])
-    assert watch(rig)
+@pytest.mark.parametrize(("transport", "weights"), KINDS)
+def test_without_holds_it_would_show(rig_of: Rigs, transport: str, weights: str) -> None:  # noqa: F811
+    rig = rig_of(many("async", 10_000, weights), program=["-c", WITHOUT_HOLDS], **TRANSPORTS[transport])
+    assert watch(rig, MODELS[transport])[0]
+
+
+# ---------------------------------------------------------------------------------------- who holds a version
+
+
+def test_what_was_overwritten_while_the_answer_was_under_way_is_not_kept(rig_of: Rigs) -> None:  # noqa: F811
+    """A learner is asked to leave after its push: what it was shown is no longer held, the answer says what is."""
+    text = with_weights("shared", count=2, protocol="async", update=SGD, snapshot="none", epochs=1000)
+    rig = rig_of(text, shared=True)
+    over = threading.Event()
+
+    def push(worker: Worker, answer: Answer, call: Callable[[Gradient], Answer]) -> Answer:
+        worker.gradient.params[:] = 1.0
+        lease = answer.leases[0]
+        return call(Gradient(answer.clock, lease.spans, lease.count))
+
+    def begun(rank: int) -> tuple[Worker, Answer]:
+        worker = Worker(rig, rank, attach=BIG)
+        worker.rule(None)
+        answer = worker.begin(1 << 20, 4, 1, 1)
+        return worker, push(worker, answer, worker.push)
+
+    def leaver() -> None:
+        worker, answer = begun(0)
+        try:
+            shown = worker._shown
+            assert shown is not None and shown.intact
+            worker._seq += 1
+            push(worker, answer, lambda gradient: worker._send_push(gradient, worker.gradient) or answer)
+            wait_for("overwritten version", lambda: not shown.intact)
+            worker.keep()
+            assert worker.weights is worker.own and uniform(worker.own.params)
+            assert worker._clock.timestamp > answer.clock.timestamp
+        finally:
+            over.set()
+            worker.close()
+
+    def other() -> None:
+        worker, answer = begun(1)
+        try:
+            while not over.is_set():
+                answer = push(worker, answer, worker.push)
+        finally:
+            worker.close()
+
+    together([leaver, other])

@@ -31,6 +31,7 @@ M = TypeVar("M")
 JOB = "abc123"
 TOKEN = "t" * 64
 PATIENCE_S = 20.0
+EPHEMERAL = (32768, 60999)
 NODE = ("-m", "rudra_zmq.node")
 
 ATTACH = d.Attach(params=[d.TensorSpec("w", [10], "float32")])
@@ -163,10 +164,21 @@ class Rig:
     """One job. ``start`` makes a node of the next generation on the same folder."""
 
     def __init__(
-        self, folder: Path, text: str, *, shared: bool = False, program: Sequence[str] = NODE, **spec: Any
+        self,
+        folder: Path,
+        text: str,
+        *,
+        shared: bool = False,
+        tcp: bool = False,
+        program: Sequence[str] = NODE,
+        **spec: Any,
     ) -> None:
-        """``shared``: its memory is to be had at ``shm``. ``program``: another way to start a node."""
+        """``shared``: its memory is to be had at ``shm``. ``tcp``: it listens on loopback ports alone.
+
+        ``program``: another way to start a node.
+        """
         self.program = program
+        self._tcp = tcp
         self.shm = str(folder / "m.sock") if shared else ""
         self.folder = folder / "job"
         self.folder.mkdir()
@@ -192,7 +204,7 @@ class Rig:
             "folder": str(self.folder),
             "toml": self.toml,
             "runtime": str(self.folder.parent),
-            "bind": {"ipc": self._path, "shm": self.shm or None},
+            "bind": {"tcp": EPHEMERAL} if self._tcp else {"ipc": self._path, "shm": self.shm or None},
             "resume": self.generation > 1,
         }
         spec |= other
@@ -202,7 +214,8 @@ class Rig:
         self.process.stdin.write(json.dumps(spec).encode())
         self.process.stdin.close()
         generation = self.generation
-        self.psd.wait(c.NodeHello, lambda m: m.generation == generation)
+        hello = self.psd.wait(c.NodeHello, lambda m: m.generation == generation)
+        self.address = hello.addresses[0]
 
     def learner(self, rank: int, incarnation: int = 1, **other: Any) -> Learner:
         learner = Learner(self, rank, incarnation, **other)

@@ -239,7 +239,7 @@ CHOICES = [
     ("servers.shards = true", "servers.shards cannot be true", "only 1"),
     ('wire.compress = "int8"', 'wire.compress cannot be "int8"', 'only "none"'),
     ('learners.device = "cuda"', 'learners.device cannot be "cuda"', '"auto", "cpu"'),
-    ('learners.weights = "shared"', 'learners.weights cannot be "shared"', '"auto", "copy"'),
+    ('learners.weights = "slot"', 'learners.weights cannot be "slot"', '"auto", "shared", "copy"'),
     (
         'learners.on_lost = "shrnk"',
         'learners.on_lost cannot be "shrnk", did you mean "shrink"?',

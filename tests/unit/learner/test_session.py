@@ -527,6 +527,8 @@ class Scripted:
 
     def log(self, *what: Any) -> None: ...
 
+    def keep(self) -> None: ...
+
     def leave(self, reason: str, text: str = "") -> None:
         self.left = self.left or reason
 

@@ -165,7 +165,6 @@ class Loading:
         if options.num_workers:
             passed.setdefault("multiprocessing_context", workers.context())
             passed["persistent_workers"] = True
-        if options.worker_init_fn is not None:
             passed["worker_init_fn"] = WorkerInit(options.worker_init_fn)
         return DataLoader(
             LeasedDataset(options.dataset, self._seed, options.collate_fn is None),

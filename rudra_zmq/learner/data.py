@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 from rudra_zmq.core.params import MAX_SAMPLES
 from rudra_zmq.errors import Rejected
 from rudra_zmq.learner.seeds import SAMPLE, mix, seed_everything
-from rudra_zmq.learner.workers import Carried
+from rudra_zmq.learner.workers import Carried, end_with_learner
 
 WHERE = "learner.batches()"
 
@@ -95,10 +95,12 @@ class Collate:
 
 
 class WorkerInit:
-    """worker_init_fn, carried."""
+    """What a worker begins with: its end, and worker_init_fn, carried, where there is one."""
 
-    def __init__(self, function: Callable[[int], None]) -> None:
-        self._carried = Carried(function)
+    def __init__(self, function: Callable[[int], None] | None) -> None:
+        self._carried = Carried(function) if function is not None else None
 
     def __call__(self, worker: int) -> None:
-        self._carried.value(worker)
+        end_with_learner()
+        if self._carried is not None:
+            self._carried.value(worker)

@@ -11,8 +11,11 @@ that; here it is run up to its `join()`, which is where a worker's part ends. So
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import multiprocessing.spawn
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -41,6 +44,22 @@ def in_worker() -> bool:
     """Whether this process was started by multiprocessing."""
     # The first is so once it runs, the second while it unpickles what it is to run.
     return multiprocessing.parent_process() is not None or hasattr(multiprocessing.current_process(), "_inheriting")
+
+
+def end_with_learner() -> None:
+    """In a worker: end when the process that it loads for is gone, killed say.
+
+    torch's workers look at their parent for that, which is the fork server here; and that one waits for its workers.
+    """
+    learner = multiprocessing.parent_process()
+    if learner is None:
+        return
+
+    def watch() -> None:
+        multiprocessing.connection.wait([learner.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-learner", daemon=True).start()
 
 
 def context() -> BaseContext:

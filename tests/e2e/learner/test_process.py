@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -137,6 +138,38 @@ def test_workers_load_data_for_a_script_without_a_main_guard(stage: Stage) -> No
     lines = [json.loads(line) for line in out.splitlines()]
     assert sorted(lines[0] + lines[1]) == sorted(lines[2] + lines[3]) == [float(i) for i in range(8)]
     assert node.of(Data)[0].prefetch == 4 and node.of(Bye)[0].reason == "done"
+
+
+WORKERS = """
+import os
+
+def say(worker):
+    print("worker", os.getpid(), os.getppid(), flush=True)
+"""
+
+
+def test_workers_and_their_fork_server_end_with_a_learner_that_is_killed(stage: Stage) -> None:
+    options = "num_workers=2, worker_init_fn=say"
+    stage.script(WORKERS + script(inside="print('here', flush=True); __import__('signal').pause()", options=options))
+    process = stage.start()
+    assert process.stdout is not None
+    seen: list[str] = []
+    while len(seen) < 3:
+        line = process.stdout.readline()
+        assert line, "the learner ended before its workers were there"
+        seen += [line] if line.startswith(("worker ", "here")) else []
+    helpers = {int(pid) for line in seen for pid in line.split()[1:]}
+    assert len(helpers) == 3
+    descriptors = [os.pidfd_open(pid) for pid in helpers]
+    try:
+        process.kill()
+        for descriptor in descriptors:
+            assert select.select([descriptor], [], [], PATIENCE)[0], "a worker or its fork server is still there"
+    finally:
+        for pid, descriptor in zip(helpers, descriptors, strict=True):
+            if not select.select([descriptor], [], [], 0)[0]:
+                os.kill(pid, signal.SIGKILL)
+            os.close(descriptor)
 
 
 def test_the_script_s_own_exception_is_shown_whole_and_fails_the_job(stage: Stage) -> None:

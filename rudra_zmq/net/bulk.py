@@ -9,8 +9,8 @@ which socket carries it: ``send`` takes the frames of one message and says wheth
               BulkInbox.chunk(message, payload)               for each Chunk that comes
               BulkInbox.take(key).complete                    when the closing message comes
 
-Ownership: a source must stay as it is until ``on_sent`` was called where ``send`` copies (the default of
-net.sockets), and until the receiver has acknowledged the vector where it does not (copy=False).
+Ownership: a source must stay as it is until ``on_read`` is called, which is when all of it was acknowledged: ``send``
+may read it where it lies, at any time until then.
 
     >>> from rudra_zmq.wire.codec import decode_to_node
     >>> from rudra_zmq.wire.messages.data import Credit
@@ -52,12 +52,12 @@ class BulkError(ValueError):
 class _Vector:
     """A vector that is being sent."""
 
-    __slots__ = ("at", "key", "on_sent", "source")
+    __slots__ = ("at", "key", "on_read", "source")
 
-    def __init__(self, key: int, source: memoryview, on_sent: Callable[[], object] | None) -> None:
+    def __init__(self, key: int, source: memoryview, on_read: Callable[[], object] | None) -> None:
         self.key = key
         self.source = source
-        self.on_sent = on_sent
+        self.on_read = on_read
         self.at = 0
 
 
@@ -73,6 +73,8 @@ class BulkSender:
         self._window = SendWindow(window)
         self._chunk = chunk
         self._queue: deque[list[Buffer] | _Vector] = deque()
+        self._unread: deque[tuple[int, Callable[[], object]]] = deque()  # chunks up to its last one, on_read
+        self._sent = self._acknowledged = 0  # chunks
         self.blocked = False  # the socket's queue was full at the last attempt
 
     @property
@@ -85,15 +87,15 @@ class BulkSender:
         self._queue.append(encode_data(message))
         return self.pump()
 
-    def vector(self, key: int, source: Any, on_sent: Callable[[], object] | None = None) -> bool:
+    def vector(self, key: int, source: Any, on_read: Callable[[], object] | None = None) -> bool:
         """Sends the bytes of ``source`` (any contiguous buffer) under ``key``; whether all is out.
 
-        ``on_sent`` is called once the last chunk was handed over.
+        ``on_read`` is called once the receiver has acknowledged the last chunk.
         """
         view = memoryview(source).cast("B")
         if not view.nbytes:
             raise ValueError("an empty vector")
-        self._queue.append(_Vector(key, view, on_sent))
+        self._queue.append(_Vector(key, view, on_read))
         return self.pump()
 
     def credit(self, chunks: int) -> bool:
@@ -102,6 +104,9 @@ class BulkSender:
             self._window.earn(chunks)
         except ValueError as error:
             raise BulkError("credit", str(error)) from None
+        self._acknowledged += chunks
+        while self._unread and self._unread[0][0] <= self._acknowledged:
+            self._unread.popleft()[1]()
         return self.pump()
 
     def pump(self) -> bool:
@@ -113,8 +118,8 @@ class BulkSender:
                 if not self._chunks(item):
                     return False
                 self._queue.popleft()
-                if item.on_sent is not None:
-                    item.on_sent()
+                if item.on_read is not None:
+                    self._unread.append((self._sent, item.on_read))
             elif self._send(item):
                 self._queue.popleft()
             else:
@@ -131,6 +136,7 @@ class BulkSender:
                 self.blocked = True
                 return False
             self._window.spend()
+            self._sent += 1
             vector.at += payload.nbytes
         return True
 
@@ -149,6 +155,11 @@ class BulkReceiver:
         self.key = key
         self.nbytes = self._into.nbytes
         self.received = 0
+
+    @property
+    def large(self) -> bool:
+        """More than one chunk: worth a message that says that all of it came."""
+        return self.nbytes > self._chunk
 
     @property
     def complete(self) -> bool:
@@ -179,7 +190,8 @@ class BulkInbox:
     """The receiving end of one session: vectors by key, and credit handed back."""
 
     def __init__(self, send_credit: Callable[[Credit], object], window: int) -> None:
-        """``send_credit`` sends the message; half a window is handed back at a time."""
+        """``send_credit`` sends the message; half a window is handed back at a time, and what is left at the end of
+        a vector of several chunks."""
         self._send_credit = send_credit
         self._window = ReceiveWindow(window)
         self._expected: dict[int, BulkReceiver] = {}
@@ -200,11 +212,13 @@ class BulkInbox:
         its credit fills the socket's queue (RCVHWM) and no more: what is taken here is never kept.
         """
         self._window.receive()
-        due = self._window.due()
-        if due:
-            self._send_credit(Credit(chunks=due))
         receiver = self._expected.get(message.key)
-        if receiver is None:
-            raise BulkError("key", f"chunk under key {message.key}")
-        receiver.accept(message, payload)
+        try:
+            if receiver is None:
+                raise BulkError("key", f"chunk under key {message.key}")
+            receiver.accept(message, payload)
+        finally:
+            due = self._window.due(flush=receiver is not None and receiver.large and receiver.complete)
+            if due:
+                self._send_credit(Credit(chunks=due))
         return receiver

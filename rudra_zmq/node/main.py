@@ -214,7 +214,7 @@ class Node:
 
     def _send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         try:
-            return self._router.send(peer, frames)
+            return self._router.send(peer, frames, copy=len(frames) == 1)
         except PeerGone:
             self.loop.call_soon_threadsafe(lambda: self.lead.gone(peer))
             return False

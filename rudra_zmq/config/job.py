@@ -169,6 +169,7 @@ class ServersSection(Section, frozen=True):
 
 class WireSection(Section, frozen=True):
     compress: Literal["none"] = "none"
+    encrypt: bool = True
 
 
 class JobFile(Section, frozen=True):

@@ -22,10 +22,11 @@ from rudra_zmq.config import JobFile, job_from_toml
 from rudra_zmq.daemons.base import write_json
 from rudra_zmq.daemons.environment import learner_environment
 from rudra_zmq.daemons.output import OutputFile, last_words
-from rudra_zmq.daemons.spawn import Child, Supervisor
+from rudra_zmq.daemons.spawn import Child, Supervisor, memory_file
 from rudra_zmq.errors import ConfigError, RudraError
 from rudra_zmq.head.files import remove_folder
 from rudra_zmq.head.ranks import EVALUATOR, file_stem
+from rudra_zmq.net.auth import KeyPair
 from rudra_zmq.net.loop import Loop, Timer
 from rudra_zmq.wire.messages.control import (
     KillLearner,
@@ -125,7 +126,7 @@ class Learners:
             work = Work(order, file, threads, self._runtime / f"n-{order.job}.json")
             self._work[order.job] = work
         work.order = order
-        self._write_addresses(work, order.generation, order.addresses)
+        self._write_addresses(work, order)
         for rank in ranks:
             if rank not in work.workers:
                 work.workers[rank] = Worker(rank, order.incarnation, order.restarts)
@@ -152,12 +153,12 @@ class Learners:
         work = self._work.get(order.job)
         if work is not None:
             try:
-                self._write_addresses(work, order.generation, order.addresses)
+                self._write_addresses(work, order)
             except RudraError as error:
                 logger.error("the node's addresses were not written", job=order.job, error=str(error))
 
-    def _write_addresses(self, work: Work, generation: int, addresses: list[str]) -> None:
-        write_json(work.node_file, {"addresses": addresses, "generation": generation})
+    def _write_addresses(self, work: Work, order: StartLearners | NodeMoved) -> None:
+        write_json(work.node_file, {"addresses": order.addresses, "generation": order.generation, "key": order.key})
 
     def stop(self, order: StopLearners) -> None:
         """TERM, KILL after the grace; without ranks all of the job."""
@@ -211,8 +212,10 @@ class Learners:
         spec = self._spec_file(work, worker)
         env = learner_environment(spec=spec, threads=work.threads, job=work.file.run.env)
         output: OutputFile | None = None
+        key = -1
         try:
-            write_json(spec, self._spec(work, worker))
+            key = memory_file("key", KeyPair.new().secret.encode("ascii"))
+            write_json(spec, self._spec(work, worker, key))
             output = OutputFile(folder.output(name))
             if worker.incarnation > work.order.incarnation:
                 output.write(b"[rudra: incarnation %d]\n" % worker.incarnation)
@@ -223,6 +226,7 @@ class Learners:
                 cwd=work.file.run.cwd or work.order.cwd,
                 output=output,
                 on_exit=lambda child: self._exited(work, worker, child),
+                pass_fds=(key,),
             )
         except (OSError, RudraError) as error:
             if output is not None:
@@ -231,6 +235,9 @@ class Learners:
             # Later: whoever asked for it gets its answer before the news.
             self._loop.after(0.0, lambda: self._over(work, worker, "spawn", 1, respawn=False, text=text))
             return
+        finally:
+            if key >= 0:
+                os.close(key)
         worker.child = child
         self._started(work, worker, child)
 
@@ -252,7 +259,7 @@ class Learners:
         rank = "e" if worker.rank == EVALUATOR else str(worker.rank)
         return self._runtime / f"l-{work.order.job}-{rank}.json"
 
-    def _spec(self, work: Work, worker: Worker) -> dict[str, object]:
+    def _spec(self, work: Work, worker: Worker, key: int) -> dict[str, object]:
         folder = paths.job_folder(self._state, work.order.job)
         return {
             "job": work.order.job,
@@ -268,6 +275,7 @@ class Learners:
             "threads": work.threads,
             "host": self._host,
             "ppid": os.getpid(),
+            "key_fd": key,
         }
 
     def _exited(self, work: Work, worker: Worker, child: Child) -> None:

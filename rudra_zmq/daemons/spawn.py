@@ -73,17 +73,26 @@ class Supervisor:
         stdin: bytes = b"",
         output: OutputFile | None = None,
         log: Path | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> Child:
         """Start ``argv``. Its stdout and stderr go through a pipe into ``output``, or straight into ``log``.
+        ``pass_fds``: descriptors that it has too, under the same numbers.
 
         ``on_exit(child)`` is called on the loop once it has ended, its group is killed and its output is in the
         file; ``child.tail`` is then the end of the output. Raises OSError (no such program, no such folder).
         """
-        source = _stdin(stdin)
+        source = memory_file("stdin", stdin) if stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         sink, pipe = self._sink(output, log)
         try:
             process = subprocess.Popen(
-                list(argv), stdin=source, stdout=sink, stderr=sink, env=dict(env), cwd=cwd, start_new_session=True
+                list(argv),
+                stdin=source,
+                stdout=sink,
+                stderr=sink,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,
+                pass_fds=pass_fds,
             )
         except BaseException:
             if pipe >= 0:
@@ -220,11 +229,9 @@ def _others(group: int) -> bool:
     return False
 
 
-def _stdin(data: bytes) -> int:
-    """A file to read ``data`` from: a pipe would block us once it is full."""
-    if not data:
-        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
+def memory_file(name: str, data: bytes) -> int:
+    """A file to read ``data`` from that no folder has: a pipe would block us once it is full."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -137,7 +137,7 @@ class Course:
 
     def hello(self, job: Job, peer: bytes, message: NodeHello, now: float) -> None:
         """The node serves."""
-        job.peer, job.addresses = peer, list(message.addresses)
+        job.peer, job.addresses, job.key = peer, list(message.addresses), message.key
         _drop(job, "hello")
         where = message.addresses[0] if message.addresses else "nowhere"
         self._book.event(job.id, "I", f"node (PID {message.pid}, generation {job.generation}) serves at {where}")

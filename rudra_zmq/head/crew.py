@@ -79,7 +79,7 @@ class Crew:
             return
         mine = job.on(host.name)
         if any(learner.alive for learner in mine):
-            moved = NodeMoved(job=job.id, generation=job.generation, addresses=job.addresses)
+            moved = NodeMoved(job=job.id, generation=job.generation, addresses=job.addresses, key=job.key)
             self._fleet.tell(host, moved)
         wanted = [learner for learner in mine if learner.state == "wanted"]
         if wanted:
@@ -106,6 +106,7 @@ class Crew:
             threads=job.file.learners.threads,
             restarts=restarts,
             incarnation=base,
+            key=job.key,
         )
         self._fleet.ask(host, message, now, lambda answer: self._asked(job, host, wanted, answer, now))
 

@@ -71,6 +71,7 @@ class Job:
     peer: bytes | None = None  # the node's
     node_runs: bool = False
     addresses: list[str] = field(default_factory=list)
+    key: str = ""  # the node's public one
     progress: Progress | None = None
     saved: float = 0.0
     deaths: deque[float] = field(default_factory=deque)

@@ -26,6 +26,7 @@ from rudra_zmq.config.job import JobFile
 from rudra_zmq.errors import RudraError
 from rudra_zmq.learner.attach import AttachedModel
 from rudra_zmq.learner.data import length
+from rudra_zmq.learner.keys import Keys
 from rudra_zmq.learner.line import GIVE_UP_S, Line, hello_of
 from rudra_zmq.learner.link import LinkLost
 from rudra_zmq.learner.member import ending, set_up
@@ -87,8 +88,9 @@ class Evaluator:
         self._make = examiner
         self._spec = spec
         self._leaving = threading.Event()
+        self._keys = keys = Keys(spec)
         self._context = make_context("data")
-        self._line = Line(self._context, spec, "evaluator", self._look, lambda _: None, give_up_s)
+        self._line = Line(self._context, spec, keys, "evaluator", self._look, lambda _: None, give_up_s)
 
     def run(self) -> None:
         """Test what comes until the node says that nothing more will. Raises RudraError, NodeLost, Leaving."""
@@ -98,7 +100,7 @@ class Evaluator:
             welcome = self._line.welcome
             assert welcome is not None
             hello, file = hello_of(self._spec, "evaluator-pulse"), Path(self._spec.node_file)
-            pulse = Pulse(self._context, hello, file, welcome.ping_s, welcome.liveness_s)
+            pulse = Pulse(self._context, self._keys, hello, file, welcome.ping_s, welcome.liveness_s)
             pulse.start()
             self._examiner = self._make()
             self._line.keep_on(self._attach)

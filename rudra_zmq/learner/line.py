@@ -16,8 +16,9 @@ from typing import Literal, TypeVar, cast
 
 from rudra_zmq import __version__, log
 from rudra_zmq.errors import NotRunning, RudraError, Unreachable
+from rudra_zmq.learner.keys import Keys
 from rudra_zmq.learner.link import SLICE, Link, LinkLost
-from rudra_zmq.learner.spec import LearnerSpec, read_node_file
+from rudra_zmq.learner.spec import LearnerSpec, NodeFile, read_node_file
 from rudra_zmq.net.addresses import parse, unreachable
 from rudra_zmq.net.retry import Backoff
 from rudra_zmq.net.sockets import Context
@@ -40,7 +41,7 @@ class NodeLost(Unreachable):
 
 
 def hello_of(spec: LearnerSpec, role: Literal["learner", "pulse", "evaluator", "evaluator-pulse"]) -> Hello:
-    """The first message of a connection."""
+    """The first message of a connection; `Keys.sign` adds the key where it is encrypted."""
     return Hello(
         role=role,
         job=spec.job,
@@ -69,6 +70,7 @@ class Line:
         self,
         context: Context,
         spec: LearnerSpec,
+        keys: Keys,
         role: Literal["learner", "evaluator"],
         look: Callable[[], None],
         on_open: Callable[[Welcome], None],
@@ -79,11 +81,13 @@ class Line:
         self.stands = False  # there is a connection, and it was welcomed
         self._context = context
         self._spec = spec
+        self._keys = keys
         self.hello = hello_of(spec, role)
         self._look = look
         self._on_open = on_open
         self._give_up_s = give_up_s
         self._link: Link | None = None
+        self._tried: NodeFile | None = None
         self._since = 0.0  # when the present connection was welcomed
         self._backoff = Backoff()
         self._failing_since: float | None = None  # stays until one has lasted, or a call was answered
@@ -135,8 +139,9 @@ class Line:
         known = read_node_file(Path(self._spec.node_file))
         reason = "learnerd has not said where the node is"
         for self._address in known.addresses if known is not None else []:
+            assert known is not None
             try:
-                self._greet(self._address)
+                self._greet(self._address, known)
                 return
             except LinkLost as lost:
                 reason = str(lost)
@@ -149,15 +154,22 @@ class Line:
             self.hang_up()
         raise LinkLost(reason)
 
-    def _greet(self, address: str) -> None:
+    def _greet(self, address: str, known: NodeFile) -> None:
         self.stands = False
-        self._link = link = Link(self._context, address, f"{self.hello.role}.{self.hello.rank}", self._look)
+        self._tried = known
+        curve = self._keys.curve(known, address)
+        name = f"{self.hello.role}.{self.hello.rank}"
+        self._link = link = Link(self._context, address, name, self._look_around, curve)
         link.wait_connected(CONNECT_S)
-        link.send(self.hello)
+        link.send(self._keys.sign(self.hello, curve))
         answer = link.receive(Welcome, Refused, seconds=ANSWER_S)
         if isinstance(answer, Refused):
             raise _refusal(answer)
         assert isinstance(answer, Welcome)
+        if curve is not None and answer.bulk is None:
+            raise LinkLost("the node offers no sealed channel")
+        if answer.bulk is not None:
+            link.move(answer.bulk, answer.credit, CONNECT_S)
         link.size(answer.credit, answer.chunk)
         self.welcome, self.stands = answer, True
         self._since = time.monotonic()
@@ -166,6 +178,12 @@ class Line:
             say()
         if self._failing_since is not None:
             _log.info("connected to the node", address=address, generation=answer.generation)
+
+    def _look_around(self) -> None:
+        """A node that was started again has another key: no connection to it comes about with the old one."""
+        self._look()
+        if not self.stands and read_node_file(Path(self._spec.node_file)) not in (None, self._tried):
+            raise LinkLost("the node moved")
 
     def _failed(self, reason: str) -> None:
         """Wait a little before the next attempt; raises NodeLost where there has been no lasting one for too long."""

@@ -1,19 +1,25 @@
 """One connection to a node: messages one by one, vectors in chunks, and the loss of it noticed.
 
-Owns: a DEALER of the calling thread with its credit. Must not know: what is said over it, reconnecting.
+Owns: a DEALER of the calling thread with its credit, and the channel that takes its place where the node says so.
+Must not know: what is said over it, reconnecting.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
+from rudra_zmq.net.addresses import parse
+from rudra_zmq.net.auth import KeyPair
 from rudra_zmq.net.bulk import BulkError, BulkInbox, BulkReceiver, BulkSender
+from rudra_zmq.net.channel import Channel
 from rudra_zmq.net.sockets import WINDOW, Context
 from rudra_zmq.node.vectors import Vector
-from rudra_zmq.wire.codec import CHUNK, WireError, decode_from_node, encode_data
-from rudra_zmq.wire.messages.data import Chunk, Credit, FromNode, Message
+from rudra_zmq.wire.codec import CHUNK, Buffer, WireError, decode_from_node, encode_data
+from rudra_zmq.wire.messages.data import Bulk, Chunk, Credit, FromNode, Message
+from rudra_zmq.wire.seal import SealError
 
 SLICE = 0.1
 """Seconds between two looks at everything that is not a message."""
@@ -28,14 +34,25 @@ class LinkLost(Exception):
 class Link:
     """Connects at once. ``look`` is called every 0.1 s while a call waits, and may raise to end it."""
 
-    def __init__(self, context: Context, address: str, name: str, look: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        address: str,
+        name: str,
+        look: Callable[[], None],
+        curve: tuple[KeyPair, str] | None = None,
+    ) -> None:
+        """``curve``: own keys and the node's public one, where the connection is encrypted."""
         self.address = address
         self.heard = time.monotonic()
         self._look = look
-        self._dealer = context.dealer(address, name)
+        self._context = context
+        self._name = name
+        self._dealer = context.dealer(address, name, curve=curve)
+        self._channel: Channel | None = None
         self._was_connected = False
         self._chunk = CHUNK
-        self._out = BulkSender(lambda frames: self._dealer.send(frames, copy=False), WINDOW)
+        self._out = BulkSender(self._send, WINDOW)
         self._in = BulkInbox(self._send_credit, WINDOW)
 
     def wait_connected(self, seconds: float) -> None:
@@ -49,9 +66,18 @@ class Link:
 
     def size(self, window: int, chunk: int) -> None:
         """What the node granted: chunks in flight, and bytes of a chunk. Before the first vector."""
-        self._out = BulkSender(lambda frames: self._dealer.send(frames, copy=False), window, chunk=min(chunk, CHUNK))
+        self._out = BulkSender(self._send, window, chunk=min(chunk, CHUNK))
         self._in = BulkInbox(self._send_credit, window)
         self._chunk = min(chunk, CHUNK)
+
+    def move(self, bulk: Bulk, window: int, seconds: float) -> None:
+        """Everything from here on goes through the node's other port, sealed. Raises LinkLost."""
+        address = replace(parse(self.address), port=bulk.port)
+        self._dealer.close()
+        self._was_connected = False
+        self._dealer = self._context.dealer(str(address), self._name, identity=bulk.identity)
+        self._channel = Channel(bulk, window, node=False)
+        self.wait_connected(seconds)
 
     def send(self, message: Message) -> None:
         """A message after all before it. Raises LinkLost."""
@@ -107,7 +133,7 @@ class Link:
             return None
         self.heard = time.monotonic()
         try:
-            message, payload = decode_from_node(frames)
+            message, payload = decode_from_node(frames if self._channel is None else self._channel.open(frames))
             if isinstance(message, Chunk):
                 assert payload is not None
                 self._in.chunk(message, payload)
@@ -115,11 +141,21 @@ class Link:
             if isinstance(message, Credit):
                 self._out.credit(message.chunks)
                 return None
-        except (WireError, BulkError) as error:
+        except (WireError, BulkError, SealError) as error:
             raise LinkLost(f"the node said what it may not ({error})") from None
         return message
 
     def _send_credit(self, credit: Credit) -> None:
         # Credit must not queue behind a vector that waits for credit itself.
-        if not self._dealer.send(encode_data(credit)):
+        if not self._send(encode_data(credit)):
             raise LinkLost("the node takes no message")
+
+    def _send(self, frames: Sequence[Buffer]) -> bool:
+        channel = self._channel
+        if channel is None:
+            return self._dealer.send(frames, copy=False)
+        if channel.worn:
+            raise LinkLost("its keys have been used long enough")
+        if not self._dealer.writable():  # sealed for nothing
+            return False
+        return channel.send(lambda sealed, copy: self._dealer.send(sealed, copy=copy), frames)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rudra_zmq import log
 from rudra_zmq.errors import RudraError
+from rudra_zmq.learner.keys import Keys
 from rudra_zmq.learner.link import Link, LinkLost
 from rudra_zmq.learner.spec import NodeFile, read_node_file
 from rudra_zmq.net.retry import Backoff
@@ -30,9 +31,12 @@ class _Closing(Exception):
 class Pulse:
     """Started by `start` once the node has welcomed the learner. What it knows is read from any thread."""
 
-    def __init__(self, context: Context, hello: Hello, node_file: Path, ping_s: float, liveness_s: float) -> None:
+    def __init__(
+        self, context: Context, keys: Keys, hello: Hello, node_file: Path, ping_s: float, liveness_s: float
+    ) -> None:
         self.stop_asked = False
         self._context = context
+        self._keys = keys
         self._hello = hello
         self._node_file = node_file
         self._ping_s = ping_s
@@ -91,13 +95,14 @@ class Pulse:
 
     def _connect(self) -> Link:
         self._read_file()
-        addresses = self._known.addresses if self._known is not None else []
-        if not addresses:
+        known = self._known
+        if known is None or not known.addresses:
             raise LinkLost("no address of the node")
-        link = Link(self._context, addresses[0], f"pulse.{self._hello.rank}", self._look)
+        curve = self._keys.curve(known, known.addresses[0])
+        link = Link(self._context, known.addresses[0], f"pulse.{self._hello.rank}", self._look, curve)
         try:
             link.wait_connected(CONNECT_S)
-            link.send(self._hello)
+            link.send(self._keys.sign(self._hello, curve))
             answer = link.receive(Welcome, Refused, seconds=CONNECT_S)
             if isinstance(answer, Refused):
                 raise LinkLost(answer.message)

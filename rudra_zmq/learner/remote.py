@@ -23,6 +23,7 @@ from rudra_zmq.core.events import Clock, Lease, Span
 from rudra_zmq.errors import Rejected, UsageError
 from rudra_zmq.learner.exchange import Answer, Gradient, Job, RuleVerdict
 from rudra_zmq.learner.guard import guard
+from rudra_zmq.learner.keys import Keys
 from rudra_zmq.learner.line import ANSWER_S, GIVE_UP_S, Line, NodeLost, hello_of
 from rudra_zmq.learner.link import LinkLost
 from rudra_zmq.learner.pulse import Pulse
@@ -80,8 +81,9 @@ class RemoteExchange:
         self._slot: Vector | None = None  # in it, for the next gradient
         self._shown: Shown | None = None  # the weights, where they are not copied
         self._clock = Clock(0, 0)
+        keys = Keys(spec)
         self._context = make_context("data")
-        self._line = Line(self._context, spec, "learner", self._look, self._opened, give_up_s)
+        self._line = Line(self._context, spec, keys, "learner", self._look, self._opened, give_up_s)
         try:
             self._line.keep_on(lambda: None)
         except BaseException:
@@ -94,7 +96,7 @@ class RemoteExchange:
         self._in_place = self._asked == "shared" or (self._asked == "auto" and file.kind == "task")
         pulse_hello = hello_of(spec, "pulse")
         node_file = Path(spec.node_file)
-        self._pulse = Pulse(self._context, pulse_hello, node_file, welcome.ping_s, welcome.liveness_s)
+        self._pulse = Pulse(self._context, keys, pulse_hello, node_file, welcome.ping_s, welcome.liveness_s)
         self._pulse.start()
 
     # ---- the interface

@@ -20,7 +20,7 @@ class LearnerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`log`: file of our own lines; `output`: folder for the script's files; `toml`: the effective job file.
 
     `node_file` has the node's addresses and is replaced when it moves. `ppid`: learnerd, without which this process
-    has no business.
+    has no business. `key_fd`: the descriptor to read this incarnation's secret key from, or -1.
     """
 
     job: str
@@ -36,13 +36,15 @@ class LearnerSpec(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=1)]
     host: str
     ppid: int
+    key_fd: int = -1
 
 
 class NodeFile(msgspec.Struct, frozen=True):
-    """Where the job's node listens, best address first."""
+    """Where the job's node listens, best address first; ``key``: its public one, where it is to be had encrypted."""
 
     addresses: list[str]
     generation: int = 0
+    key: str = ""
 
 
 def read_spec(path: Path) -> LearnerSpec:

@@ -35,8 +35,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from rudra_zmq.core.credit import ReceiveWindow, SendWindow
-from rudra_zmq.wire.codec import CHUNK, Buffer, encode_data
+from rudra_zmq.wire.codec import CHUNK, Buffer, Frame, encode_data
 from rudra_zmq.wire.messages.data import Chunk, Credit, Message
+from rudra_zmq.wire.seal import SealedPayload, SealError
 
 Send: TypeAlias = Callable[[Sequence[Buffer]], bool]
 
@@ -166,8 +167,8 @@ class BulkReceiver:
         """Every byte came."""
         return self.received == self.nbytes
 
-    def accept(self, message: Chunk, payload: Buffer) -> None:
-        """Takes one chunk. Raises BulkError (key, duplicate, range, gap, size); the buffer is unchanged then.
+    def accept(self, message: Chunk, payload: Frame) -> None:
+        """Takes one chunk. Raises BulkError (key, duplicate, range, gap, size, forged); what had come stays as it is.
 
         A session delivers in order, so each offset is known beforehand.
         """
@@ -182,7 +183,14 @@ class BulkReceiver:
             raise BulkError("gap", f"offset {message.offset} after {self.received} bytes")
         if size != min(self._chunk, self.nbytes - self.received):
             raise BulkError("size", f"chunk of {size} bytes at {message.offset} of {self.nbytes}")
-        self._into[self.received : self.received + size] = payload
+        into = self._into[self.received : self.received + size]
+        if isinstance(payload, SealedPayload):
+            try:
+                payload.open_into(into)
+            except SealError as error:
+                raise BulkError("forged", str(error)) from None
+        else:
+            into[:] = payload
         self.received += size
 
 
@@ -205,7 +213,7 @@ class BulkInbox:
         """Ends a vector: its receiver (see ``complete``), or None where ``key`` is not expected."""
         return self._expected.pop(key, None)
 
-    def chunk(self, message: Chunk, payload: Buffer) -> BulkReceiver:
+    def chunk(self, message: Chunk, payload: Frame) -> BulkReceiver:
         """Takes one chunk, and returns its vector's receiver. Raises BulkError.
 
         A chunk that is refused has used up credit all the same, and it is handed back. A sender that ignores

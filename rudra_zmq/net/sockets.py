@@ -38,7 +38,10 @@ import zmq
 from rudra_zmq import log
 from rudra_zmq.errors import EXIT_FORCED, AlreadyRunning, ConfigError, RudraError
 from rudra_zmq.net.addresses import Address, PathLock, in_the_way, parse, port_owner, resolve
-from rudra_zmq.wire.codec import CHUNK, MAX_CONTROL, Buffer
+from rudra_zmq.net.auth import DOMAIN, Doorman, KeyPair
+from rudra_zmq.net.loop import Loop
+from rudra_zmq.wire.codec import MAX_CONTROL, MAX_HEADER, Buffer
+from rudra_zmq.wire.seal import OVERHEAD
 
 journal = log.get()
 
@@ -56,7 +59,7 @@ OPTIONS: tuple[tuple[int, int, int, str, str], ...] = (
     (zmq.RECONNECT_IVL, -1, -1, "dealer", "a reconnect is a new socket, a new identity and a new greeting"),
     (zmq.SNDHWM, 1000, 256, "both", "whole messages per peer; chunks are bounded by credit long before"),
     (zmq.RCVHWM, 1000, 2 * WINDOW, "both", "the same; here a peer may send chunks without credit"),
-    (zmq.MAXMSGSIZE, MAX_CONTROL, CHUNK + 65536, "both", "bytes of a frame; who sends more is disconnected"),
+    (zmq.MAXMSGSIZE, MAX_CONTROL, MAX_HEADER + OVERHEAD, "both", "bytes of a frame; who sends more is disconnected"),
     (zmq.HEARTBEAT_IVL, 0, 0, "both", "ZMTP heartbeats cut a peer that is slow to read, and lose its messages"),
     (zmq.TCP_KEEPALIVE, 1, 1, "both", "middleboxes forget idle connections"),
     (zmq.TCP_KEEPALIVE_IDLE, 30, 30, "both", "seconds"),
@@ -67,7 +70,7 @@ OPTIONS: tuple[tuple[int, int, int, str, str], ...] = (
     (zmq.HANDSHAKE_IVL, 10000, 10000, "both", "ms; who connects and says nothing is cut"),
 )
 # Left at their defaults: SNDBUF and RCVBUF (the kernel's autotuning was never beaten), MAX_SOCKETS (connections
-# do not count), ZAP (with a domain and no handler, every plain connection would be refused).
+# do not count), ZAP of plain sockets (with a domain and no handler, every connection would be refused).
 
 
 class PeerGone(Exception):
@@ -117,16 +120,24 @@ class Context:
         self._open: dict[int, str] = {}
         self._mutex = threading.Lock()
 
-    def router(self, name: str) -> Router:
-        """An unbound ROUTER of the calling thread; ``name`` is for people."""
-        return Router(self, name)
+    def router(self, name: str, keys: KeyPair | None = None) -> Router:
+        """An unbound ROUTER of the calling thread; ``name`` is for people. Under CURVE where it is given ``keys``:
+        nobody comes in without a ``doorman``."""
+        return Router(self, name, keys)
 
-    def dealer(self, address: str, name: str) -> Dealer:
+    def dealer(
+        self, address: str, name: str, *, curve: tuple[KeyPair, str] | None = None, identity: bytes = b""
+    ) -> Dealer:
         """A DEALER of the calling thread, connecting to ``address``.
 
+        ``curve``: its own keys, and the server's public one. ``identity``: the one that the server asked for.
         Raises ConfigError (form of the address) and Unreachable (name not found).
         """
-        return Dealer(self, address, name)
+        return Dealer(self, address, name, curve, identity)
+
+    def doorman(self, loop: Loop) -> Doorman:
+        """Who lets peers in under CURVE; served by ``loop``."""
+        return Doorman(self._zmq, loop)
 
     def make(self, kind: int, name: str) -> zmq.Socket[bytes]:
         """A socket with the table's options; for this module's own use."""
@@ -209,10 +220,17 @@ class _Socket:
 class Router(_Socket):
     """A bound ROUTER. No call blocks; peers are told apart by the identity that they chose at random."""
 
-    def __init__(self, context: Context, name: str) -> None:
+    def __init__(self, context: Context, name: str, keys: KeyPair | None = None) -> None:
         super().__init__(context, zmq.ROUTER, name)
         self.addresses: list[str] = []
+        self.user = ""
         self._locks: list[PathLock] = []
+        self._curve = keys is not None
+        if keys is not None:
+            self.raw.setsockopt(zmq.CURVE_SERVER, 1)
+            self.raw.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode("ascii"))
+            self.raw.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+            self.raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def bind_ipc(self, path: str) -> str:
         """Binds ``path`` (mode 0600) and returns its address. Raises AlreadyRunning naming the owner's PID."""
@@ -265,13 +283,19 @@ class Router(_Socket):
         return AlreadyRunning(f"no free port; the first is held by {holder}", where=where, fix="widen the range")
 
     def recv(self) -> tuple[bytes, list[Buffer]] | None:
-        """Identity and frames of the next message, or None. A payload frame is a view: copy what must stay."""
+        """Identity and frames of the next message, or None. A payload frame is a view: copy what must stay.
+
+        Under CURVE ``user`` is then the public key of the message's sender.
+        """
         self.check()
         try:
-            peer = self.raw.recv(zmq.DONTWAIT)
+            if not self._curve:
+                return self.raw.recv(zmq.DONTWAIT), self._frames(None)
+            peer = self.raw.recv(zmq.DONTWAIT, copy=False)
         except zmq.Again:
             return None
-        return peer, self._frames(None)
+        self.user = str(peer.get("User-Id"))
+        return peer.bytes, self._frames(None)
 
     def send(self, peer: bytes, frames: Sequence[Buffer], *, copy: bool = True) -> bool:
         """Queues a message for ``peer``; False where its queue is full. Raises PeerGone.
@@ -312,12 +336,25 @@ class Router(_Socket):
 class Dealer(_Socket):
     """A DEALER with one connection and a random identity. It never reconnects: make a new one."""
 
-    def __init__(self, context: Context, address: str, name: str) -> None:
+    def __init__(
+        self,
+        context: Context,
+        address: str,
+        name: str,
+        curve: tuple[KeyPair, str] | None = None,
+        identity: bytes = b"",
+    ) -> None:
         target = resolve(parse(address))
         super().__init__(context, zmq.DEALER, name)
         self.address = address
-        self.identity = f"{name[:80]}/{os.getpid()}/{secrets.token_hex(8)}".encode("ascii", "replace")
+        random = f"{name[:80]}/{os.getpid()}/{secrets.token_hex(8)}".encode("ascii", "replace")
+        self.identity = identity or random
         self.raw.setsockopt(zmq.ROUTING_ID, self.identity)
+        if curve is not None:
+            keys, server = curve
+            self.raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode("ascii"))
+            self.raw.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode("ascii"))
+            self.raw.setsockopt(zmq.CURVE_SERVERKEY, server.encode("ascii"))
         if ":" in target.host:
             self.raw.setsockopt(zmq.IPV6, 1)
         self.raw.connect(str(target))

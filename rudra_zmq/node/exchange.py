@@ -19,7 +19,7 @@ from rudra_zmq.node.sessions import Session
 from rudra_zmq.node.slots import Slot
 from rudra_zmq.node.vectors import finite
 from rudra_zmq.node.work import Work, new_key
-from rudra_zmq.wire.codec import Buffer
+from rudra_zmq.wire.codec import Frame
 from rudra_zmq.wire.messages import data as wire
 
 MOST_WANTED = 512
@@ -41,7 +41,7 @@ class Exchange:
 
     # ---------------------------------------------------------------------------------------- coming in
 
-    def chunk(self, session: Session | None, courier: Courier, message: wire.Chunk, payload: Buffer) -> None:
+    def chunk(self, session: Session | None, courier: Courier, message: wire.Chunk, payload: Frame) -> None:
         """Part of a gradient, or of an upload; whatever else is dropped and counted."""
         try:
             receiver = courier.inbox.chunk(message, payload)

@@ -22,7 +22,7 @@ from rudra_zmq.node.testing import Testing
 from rudra_zmq.node.turns import Turns
 from rudra_zmq.node.watch import Watch
 from rudra_zmq.node.work import MEMORY, NodeEnds, Work, told
-from rudra_zmq.wire.codec import CHUNK, Buffer
+from rudra_zmq.wire.codec import CHUNK, Frame
 from rudra_zmq.wire.messages import control
 from rudra_zmq.wire.messages import data as wire
 
@@ -62,7 +62,7 @@ class Lead:
 
     # ---------------------------------------------------------------------------------------- data plane
 
-    def receive(self, peer: bytes, message: wire.ToNode, payload: Buffer | None) -> None:
+    def receive(self, peer: bytes, message: wire.ToNode, payload: Frame | None) -> None:
         """One message of a learner, a pulse or an evaluator."""
         work = self.work
         if isinstance(message, wire.Hello):
@@ -100,7 +100,7 @@ class Lead:
         who = "the evaluator" if session is None else f"rank {session.rank}"
         work.seldom(f"refused {who}", "W", f"{who} is refused: {error}")
 
-    def _learner(self, session: Session, peer: bytes, message: wire.ToNode, payload: Buffer | None) -> None:
+    def _learner(self, session: Session, peer: bytes, message: wire.ToNode, payload: Frame | None) -> None:
         courier = self.work.post.to(peer)
         match message:
             case wire.Chunk():
@@ -192,6 +192,7 @@ class Lead:
             liveness_s=work.spec.liveness_s,
             chief=session is not None and session.rank == (work.sessions.chief or 0),
             shm=work.spec.bind.shm or "",
+            bulk=None if hello.role.endswith("pulse") else work.channel(peer),
         )
         work.post.to(connection.peer).message(welcome)
 

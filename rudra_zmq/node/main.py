@@ -5,7 +5,6 @@ Owns: everything that makes a process of a `Lead`. Must not know: what a job is.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -18,10 +17,10 @@ from pathlib import Path
 from rudra_zmq import log
 from rudra_zmq.config import job_from_toml
 from rudra_zmq.errors import EXIT_FAILED, ConfigError, RudraError
-from rudra_zmq.net.addresses import parse
+from rudra_zmq.net.entrance import Entrance
 from rudra_zmq.net.loop import Loop, Timer
 from rudra_zmq.net.shm import FdServer
-from rudra_zmq.net.sockets import PeerGone, Router, make_context
+from rudra_zmq.net.sockets import PeerGone, make_context
 from rudra_zmq.node import spec as specs
 from rudra_zmq.node.decisions import DecisionLog
 from rudra_zmq.node.lead import Lead
@@ -31,9 +30,9 @@ from rudra_zmq.node.psd import Psd
 from rudra_zmq.node.sessions import Sessions
 from rudra_zmq.node.spec import NodeSpec
 from rudra_zmq.node.work import Head, Work
-from rudra_zmq.wire.codec import Buffer, WireError, decode_to_node
+from rudra_zmq.wire.codec import Buffer, Frame, WireError, decode_to_node
 from rudra_zmq.wire.messages.control import NodeDone, NodeEvent, NodeStop
-from rudra_zmq.wire.messages.data import Message
+from rudra_zmq.wire.messages.data import Hello, Message
 
 _log = log.get("node")
 
@@ -53,7 +52,7 @@ class Node:
         self.status = EXIT_FAILED
         self._control = make_context("control")
         self._data = make_context("data")
-        self._router = self._data.router(f"node-{spec.job}")
+        self._entrance = Entrance(self._data, self.loop, f"node-{spec.job}", self._drop)
         self._fds: FdServer | None = None
         self._psd: Psd | None = None
         self._retry: Timer | None = None
@@ -69,14 +68,18 @@ class Node:
         return Work(
             spec=spec,
             job=job,
-            post=Post(self._send),
+            post=Post(self._send, self._entrance.forget),
             head=_Late(self),
             sessions=Sessions(spec.job, spec.token, job.learners.most),
             decisions=DecisionLog(folder / "decisions.jsonl", self._warn),
             metrics=MetricsCsv(folder / "metrics.csv", self._warn),
             clock=time.monotonic,
             off_loop=self.loop.call_soon_threadsafe,
+            channel=self._entrance.channel,
         )
+
+    def _drop(self, reason: str) -> None:
+        self.lead.work.sessions.drop(reason)
 
     def _warn(self, text: str) -> None:
         self.loop.call_soon_threadsafe(lambda: self.lead.work.warn(text))
@@ -110,26 +113,30 @@ class Node:
             self.loop,
             self._control,
             self.spec,
-            self._router.addresses,
+            self._entrance.addresses,
+            self._entrance.key,
             progress=self.lead.report.progress,
             command=self.lead.command,
             ended=self._finish,
         )
         for message in self._early:
             self._pass_on(message)
-        self.loop.on_readable(self._router, self._readable)
+        self._entrance.listen(self._readable)
         self.loop.every(TICK_S, self._tick)
 
     def _bind(self) -> None:
         """Where the learners look first: the addresses of the node before; else what psd allows."""
         bind = self.spec.bind
         if bind.ipc:
-            self._router.bind_ipc(bind.ipc)
+            self._entrance.bind_ipc(bind.ipc)
         if bind.ipc and bind.shm:  # the right to the one is the right to the other
             self._bind_shm(bind.shm)
         if bind.tcp:
-            self._bind_tcp(bind.previous, *bind.tcp)
-        if not self._router.addresses:
+            encrypted = self.lead.work.job.wire.encrypt
+            if not encrypted:
+                self.lead.work.warn("wire.encrypt = false: weights and gradients can be read and changed on their way")
+            self._entrance.bind_tcp("127.0.0.1", *bind.tcp, encrypted=encrypted, previous=bind.previous)
+        if not self._entrance.addresses:
             raise ConfigError("the node was given no place to listen at", fix="start it by psd")
 
     def _bind_shm(self, path: str) -> None:
@@ -138,15 +145,6 @@ class Node:
             self._fds = FdServer(self.loop, path, self.lead.sharing.offer, work.sessions.drop)
         except OSError as error:
             work.warn(f"no memory is shared, learners use chunks: {error.strerror or error}")
-
-    def _bind_tcp(self, previous: Sequence[str], first: int, last: int) -> None:
-        for text in previous:
-            with contextlib.suppress(RudraError):
-                address = parse(text)
-                if address.kind == "tcp":
-                    self._router.bind_tcp(address.host, address.port)
-                    return
-        self._router.bind_tcp("127.0.0.1", first, last)
 
     def _terminate(self) -> None:
         stop = NodeStop(now=self.lead.ending.draining, state="STOPPED", reason="the node was told to terminate")
@@ -171,7 +169,7 @@ class Node:
             self._psd.close()
         if self._fds is not None:
             self._fds.close()
-        self._router.close(GRACE_S)
+        self._entrance.close(GRACE_S)
         self.loop.close()
         self._control.close(exit_if_stuck=True)
         self._data.close(exit_if_stuck=True)
@@ -191,20 +189,21 @@ class Node:
 
     def _readable(self) -> None:
         began = time.monotonic()
-        for _ in range(BATCH):
-            received = self._router.recv()
-            if received is None:
-                break
-            peer, frames = received
-            try:
-                message, payload = decode_to_node(frames)
-            except WireError as error:
-                self.lead.work.sessions.drop(error.reason)
-                continue
-            self.lead.receive(peer, message, payload)
+        self._entrance.receive(self._deliver, BATCH)
         if self._retry is None and self.lead.work.post.blocked:
             self._retry = self.loop.after(RETRY_S, self._again)
         self._busy += time.monotonic() - began
+
+    def _deliver(self, peer: bytes, frames: list[Frame], key: str) -> None:
+        try:
+            message, payload = decode_to_node(frames)
+        except WireError as error:
+            self._drop(error.reason)
+            return
+        if isinstance(message, Hello) and message.key != key:
+            self._drop("wrong-key")
+            return
+        self.lead.receive(peer, message, payload)
 
     def _again(self) -> None:
         self._retry = None
@@ -214,7 +213,7 @@ class Node:
 
     def _send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         try:
-            return self._router.send(peer, frames, copy=len(frames) == 1)
+            return self._entrance.send(peer, frames)
         except PeerGone:
             self.loop.call_soon_threadsafe(lambda: self.lead.gone(peer))
             return False
@@ -226,11 +225,6 @@ class Node:
             self._psd.done(message)
         else:
             self._psd.notify(message)
-
-    @property
-    def router(self) -> Router:
-        """For tests: where it listens."""
-        return self._router
 
 
 class _Late(Head):

@@ -86,8 +86,10 @@ class Courier:
 class Post:
     """The couriers of all connections."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, gone: Callable[[bytes], object] = lambda _: None) -> None:
+        """``gone``: a peer will be sent nothing more."""
         self._send = send
+        self._gone = gone
         self._couriers: dict[bytes, Courier] = {}
 
     def to(self, peer: bytes) -> Courier:
@@ -102,6 +104,7 @@ class Post:
         courier = self._couriers.pop(peer, None)
         if courier is not None:
             courier.close()
+        self._gone(peer)
 
     def pump(self) -> None:
         """Try again what the socket had no room for."""

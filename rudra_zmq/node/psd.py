@@ -38,6 +38,7 @@ class Psd:
         context: Context,
         spec: NodeSpec,
         addresses: Sequence[str],
+        key: str = "",
         *,
         progress: Callable[[], Progress],
         command: Callable[[Control], Message],
@@ -46,6 +47,7 @@ class Psd:
         self._loop = loop
         self._spec = spec
         self._addresses = list(addresses)
+        self._key = key
         self._progress = progress
         self._ended = ended
         self._known = False
@@ -73,6 +75,7 @@ class Psd:
             generation=spec.generation,
             pid=os.getpid(),
             addresses=self._addresses,
+            key=self._key,
         )
         self._peer.request(hello, self._welcomed)
 

@@ -41,6 +41,7 @@ class Session:
     incarnation: int
     host: str
     pid: int
+    public: str = ""  # key that its process has the secret of
     peer: bytes | None = None
     heard: float = 0.0
     attached: bool = False
@@ -95,6 +96,7 @@ class Connection:
     rank: int
     incarnation: int
     pid: int = 0
+    key: str = ""
 
     @property
     def evaluates(self) -> bool:
@@ -195,7 +197,7 @@ class Sessions:
         old = self._places.get(place)
         if old is not None:
             self._connections.pop(old.peer, None)
-        connection = Connection(peer, hello.role, hello.rank, hello.incarnation, hello.pid)
+        connection = Connection(peer, hello.role, hello.rank, hello.incarnation, hello.pid, hello.key)
         self._connections[peer] = self._places[place] = connection
         if hello.versions and hello.role != "pulse":
             who = "evaluator" if hello.role == "evaluator" else f"learner {hello.rank}"
@@ -204,7 +206,7 @@ class Sessions:
             return connection, None
         session = self._sessions.get(hello.rank)
         if session is None:
-            session = Session(hello.rank, hello.incarnation, hello.host, hello.pid)
+            session = Session(hello.rank, hello.incarnation, hello.host, hello.pid, hello.key)
             self._sessions[hello.rank] = session
         session.peer = peer
         session.heard = session.turn = now
@@ -234,6 +236,8 @@ class Sessions:
         if old is not None and hello.incarnation < old.incarnation:
             error = NotRunning(f"evaluator {old.incarnation} has taken the place of {hello.incarnation}")
             raise Turned("old-incarnation", error)
+        if old is not None and hello.incarnation == old.incarnation and hello.key != old.key:
+            raise Turned("wrong-key", RefusedBySecurity(f"evaluator {old.incarnation} has another key"))
 
     def _check_incarnation(self, hello: Hello) -> None:
         session = self._sessions.get(hello.rank)
@@ -243,6 +247,9 @@ class Sessions:
             text = f"incarnation {hello.incarnation} of rank {hello.rank} is over"
             raise Turned("old-incarnation", NotRunning(text, fix="start the learner anew"))
         same = session is not None and session.incarnation == hello.incarnation
+        if same and session is not None and session.public != hello.key:
+            error = RefusedBySecurity(f"rank {hello.rank} incarnation {hello.incarnation} has another key")
+            raise Turned("wrong-key", error)
         if same and session is not None and (session.host, session.pid) != (hello.host, hello.pid):
             text = f"rank {hello.rank} incarnation {hello.incarnation} is process {session.pid} on {session.host!r}"
             raise Turned("duplicate", Rejected(text, fix="start a learner by learnerd alone"))

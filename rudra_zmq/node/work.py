@@ -30,7 +30,7 @@ from rudra_zmq.node.sessions import Session, Sessions
 from rudra_zmq.node.spec import NodeSpec
 from rudra_zmq.wire.codec import clip, refusal
 from rudra_zmq.wire.messages.control import NodeDone, NodeEvent
-from rudra_zmq.wire.messages.data import Message
+from rudra_zmq.wire.messages.data import Bulk, Message
 
 Level = Literal["I", "W", "E"]
 
@@ -97,6 +97,8 @@ class Work:
     clock: Callable[[], float]
     off_loop: Callable[[Callable[[], object]], object]
     """Calls a function in the loop's thread; for the thread that writes snapshots."""
+    channel: Callable[[bytes], Bulk | None] = lambda _: None
+    """Makes the sealed channel of a peer that is welcomed, where tcp is encrypted."""
     model: Model | None = None
     sync: Sync | None = None
     figures: Figures | None = None

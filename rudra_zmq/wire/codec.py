@@ -29,8 +29,10 @@ import msgspec
 from rudra_zmq.errors import RudraError, from_wire, one_line
 from rudra_zmq.wire.messages.control import Control, Envelope, Error
 from rudra_zmq.wire.messages.data import Chunk, FromNode, Message, Refused, ToNode
+from rudra_zmq.wire.seal import Buffer as Buffer
+from rudra_zmq.wire.seal import SealedPayload
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
+Frame: TypeAlias = Buffer | SealedPayload  # as it is received
 
 MAGIC = b"RZ"
 PROTOCOL = 1
@@ -101,10 +103,12 @@ def encode_data(message: Message, payload: Buffer | None = None) -> list[Buffer]
     return [header]
 
 
-def _data_message(decoder: msgspec.msgpack.Decoder[_T], frames: Sequence[Buffer]) -> tuple[_T, Buffer | None]:
+def _data_message(decoder: msgspec.msgpack.Decoder[_T], frames: Sequence[Frame]) -> tuple[_T, Frame | None]:
     if not 1 <= len(frames) <= 2:
         raise WireError("frames", f"{len(frames)} frames, not 1 or 2")
-    message = _unpack(decoder, _body(frames[0], MAX_HEADER))
+    head = frames[0]
+    assert not isinstance(head, SealedPayload)
+    message = _unpack(decoder, _body(head, MAX_HEADER))
     if isinstance(message, Chunk):
         if len(frames) != 2:
             raise WireError("frames", "a chunk without a payload")
@@ -116,12 +120,12 @@ def _data_message(decoder: msgspec.msgpack.Decoder[_T], frames: Sequence[Buffer]
     return message, None
 
 
-def decode_to_node(frames: Sequence[Buffer]) -> tuple[ToNode, Buffer | None]:
+def decode_to_node(frames: Sequence[Frame]) -> tuple[ToNode, Frame | None]:
     """What a learner, a pulse or an evaluator sent (identity frame taken off). Raises WireError alone."""
     return _data_message(_to_node, frames)
 
 
-def decode_from_node(frames: Sequence[Buffer]) -> tuple[FromNode, Buffer | None]:
+def decode_from_node(frames: Sequence[Frame]) -> tuple[FromNode, Frame | None]:
     """What a node sent. Raises WireError alone."""
     return _data_message(_from_node, frames)
 

@@ -18,7 +18,8 @@ from rudra_zmq.errors import AlreadyRunning, ConfigError
 from rudra_zmq.net import sockets
 from rudra_zmq.net.addresses import MAX_PATH
 from rudra_zmq.net.sockets import MAX_FRAMES, OPTIONS, PeerGone, Plane, Router, make_context
-from rudra_zmq.wire.codec import CHUNK, MAX_CONTROL
+from rudra_zmq.wire.codec import MAX_CONTROL, MAX_HEADER
+from rudra_zmq.wire.seal import OVERHEAD
 from tests.net.conftest import PATIENCE, Net, wait_for
 
 
@@ -69,7 +70,7 @@ def test_a_long_message_is_not_kept(net: Net) -> None:
     assert router.recv() is None  # the rest of it is no message of its own
 
 
-@pytest.mark.parametrize(("plane", "limit"), [("control", MAX_CONTROL), ("data", CHUNK + 65536)])
+@pytest.mark.parametrize(("plane", "limit"), [("control", MAX_CONTROL), ("data", MAX_HEADER + OVERHEAD)])
 def test_who_sends_too_much_is_disconnected(net: Net, kind: str, plane: Plane, limit: int) -> None:
     router, address = net.bound(kind, plane)
     dealer = net.dealer(address, plane)

@@ -221,6 +221,7 @@ class StartLearners(Message, frozen=True, tag="start_learners"):
     threads: Count
     restarts: Count
     incarnation: Count = 1
+    key: Short = ""  # of the node
 
 
 class NodeMoved(Message, frozen=True, tag="node_moved"):
@@ -229,6 +230,7 @@ class NodeMoved(Message, frozen=True, tag="node_moved"):
     job: JobId
     generation: Count
     addresses: Places
+    key: Short = ""  # of the node
 
 
 class StopLearners(Message, frozen=True, tag="stop_learners"):
@@ -282,6 +284,7 @@ class NodeHello(Message, frozen=True, tag="node_hello"):
     generation: Count
     pid: Count
     addresses: Places
+    key: Short = ""  # public, of its CURVE pair; empty where nothing is encrypted
 
 
 class NodeReport(Message, frozen=True, tag="node_report"):

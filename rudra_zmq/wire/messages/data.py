@@ -40,7 +40,7 @@ TensorList: TypeAlias = Annotated[list[TensorSpec], Meta(max_length=65536)]
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """First on every connection. ``key`` is the job-scoped public key (empty on loopback without keys)."""
+    """First on every connection. ``key`` is this incarnation's public one (empty where nothing is encrypted)."""
 
     role: Literal["learner", "pulse", "evaluator", "evaluator-pulse"]
     job: Short
@@ -193,11 +193,30 @@ class Bye(Message, frozen=True, tag="bye"):
 # ------------------------------------------------------------------------------------ node to learner
 
 
+Sixteen: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+class Bulk(msgspec.Struct, frozen=True, array_like=True):
+    """The channel that the rest of this conversation goes through: a port of the same host, and two AES-128 keys.
+
+    ``identity`` is the one of the socket that connects to it."""
+
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    connection: Annotated[int, Meta(ge=1, le=2147483647)]
+    identity: Sixteen
+    up: Sixteen
+    down: Sixteen
+
+    def __repr__(self) -> str:
+        return f"Bulk(port={self.port}, connection={self.connection})"
+
+
 class Welcome(Message, frozen=True, tag="welcome"):
     """The session stands. ``job`` is the effective job file as TOML; sizes in bytes, times in seconds.
 
     ``chief``: this learner has the lowest present rank (also in Grant: it moves when that one leaves).
-    ``shm``: path of the Unix socket that hands out the node's memory; empty where none is shared."""
+    ``shm``: path of the Unix socket that hands out the node's memory; empty where none is shared.
+    ``bulk``: where tcp is encrypted, and for all but the pulse, which stays where it is."""
 
     generation: Count
     job: Annotated[str, Meta(max_length=262144)]
@@ -208,6 +227,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     liveness_s: Seconds
     chief: bool = False
     shm: Text = ""
+    bulk: Bulk | None = None
 
 
 class Refused(Message, frozen=True, tag="refused"):

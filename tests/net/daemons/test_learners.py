@@ -96,7 +96,7 @@ def test_a_learner_gets_its_spec_and_leaves_nothing(host: Host) -> None:
     assert text == f"2 threads each, {len(os.sched_getaffinity(0))} cores"
     spec_file, node_file = host.runtime / f"l-{JOB}-0.json", host.runtime / f"n-{JOB}.json"
     assert [stat.S_IMODE(p.stat().st_mode) for p in (spec_file, node_file)] == [0o600, 0o600]
-    assert json.loads(node_file.read_text()) == {"addresses": ["ipc:///n"], "generation": 1}
+    assert json.loads(node_file.read_text()) == {"addresses": ["ipc:///n"], "generation": 1, "key": ""}
     host.until(lambda: host.exits)
     spec, env, argv, cwd = json.loads((host.folder / "seen").read_text())
     assert argv == ["-m", "rudra_zmq.learner.process"] and cwd == str(host.folder)
@@ -236,9 +236,10 @@ def test_a_repeated_order_starts_nobody_twice(host: Host) -> None:
 
 def test_the_nodes_new_address_is_in_the_file(host: Host) -> None:
     host.start("time.sleep(60)\n")
-    host.learners.moved(c.NodeMoved(job=JOB, generation=2, addresses=["ipc:///m", "tcp://127.0.0.1:1"]))
+    places = ["ipc:///m", "tcp://127.0.0.1:1"]
+    host.learners.moved(c.NodeMoved(job=JOB, generation=2, addresses=places, key="public"))
     file = host.runtime / f"n-{JOB}.json"
-    assert json.loads(file.read_text()) == {"addresses": ["ipc:///m", "tcp://127.0.0.1:1"], "generation": 2}
+    assert json.loads(file.read_text()) == {"addresses": places, "generation": 2, "key": "public"}
     host.learners.moved(c.NodeMoved(job="ffffff", generation=2, addresses=[]))
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rudra_zmq.core.events import Clock
+from rudra_zmq.net.addresses import parse
+from rudra_zmq.net.auth import KeyPair
 from rudra_zmq.net.bulk import BulkError, BulkInbox, BulkSender
+from rudra_zmq.net.channel import Channel
 from rudra_zmq.net.loop import Loop
 from rudra_zmq.net.rpc import RpcServer
 from rudra_zmq.net.sockets import WINDOW, Context, Dealer, make_context
@@ -191,6 +195,7 @@ class Rig:
         self._spec = {"ping_s": 0.5, "liveness_s": 5.0} | spec
         self._path = str(folder / "n.sock")
         self.address = f"ipc://{self._path}"
+        self.key = ""  # the node's public one
 
     def start(self, **other: Any) -> None:
         self.generation += 1
@@ -215,7 +220,7 @@ class Rig:
         self.process.stdin.close()
         generation = self.generation
         hello = self.psd.wait(c.NodeHello, lambda m: m.generation == generation)
-        self.address = hello.addresses[0]
+        self.address, self.key = hello.addresses[0], hello.key
 
     def learner(self, rank: int, incarnation: int = 1, **other: Any) -> Learner:
         learner = Learner(self, rank, incarnation, **other)
@@ -277,25 +282,46 @@ class Learner:
         self.seq = 0
         self.last: d.Grant | None = None
         self.got: list[Any] = []
+        self.keys = KeyPair.new()
         self._dealer: Dealer | None = None
+        self.channel: Channel | None = None
 
     # ------------------------------------------------------------------------------------------ plumbing
 
     def connect(self) -> None:
         self.close()
-        self._dealer = self.rig.context.dealer(self.rig.address, f"l{self.rank}")
-        assert self._dealer.wait_connected(PATIENCE_S)
-        dealer = self._dealer
-        self.sender = BulkSender(dealer.send, WINDOW)
+        curve = (self.keys, self.rig.key) if self.rig.key else None
+        self.dial(self.rig.context.dealer(self.rig.address, f"l{self.rank}", curve=curve))
+        self.sender = BulkSender(self._send, WINDOW)
         self.inbox = BulkInbox(self._credit, WINDOW)
 
+    def dial(self, dealer: Dealer) -> None:
+        """This socket from here on."""
+        self.close()
+        self._dealer = dealer
+        assert dealer.wait_connected(PATIENCE_S)
+
+    def move(self, bulk: d.Bulk) -> None:
+        """To the sealed channel."""
+        address = replace(parse(self.rig.address), port=bulk.port)
+        self.dial(self.rig.context.dealer(str(address), f"l{self.rank}", identity=bulk.identity))
+        self.channel = Channel(bulk, WINDOW, node=False)
+
+    def _send(self, frames: Sequence[Any]) -> bool:
+        dealer = self._dealer
+        assert dealer is not None
+        if self.channel is None:
+            return dealer.send(frames)
+        return self.channel.send(lambda sealed, copy: dealer.send(sealed, copy=copy), frames)
+
     def _credit(self, credit: d.Credit) -> None:
-        self.raw([bytes(frame) for frame in encode_data(credit)])
+        self._send(encode_data(credit))
 
     def close(self) -> None:
         if self._dealer is not None:
             self._dealer.close()
             self._dealer = None
+        self.channel = None
 
     def raw(self, frames: Sequence[bytes]) -> None:
         assert self._dealer is not None and self._dealer.send(list(frames))
@@ -321,7 +347,7 @@ class Learner:
         frames = self._dealer.recv()
         if frames is None:
             return False
-        message, payload = decode_from_node(frames)
+        message, payload = decode_from_node(frames if self.channel is None else self.channel.open(frames))
         if isinstance(message, d.Chunk):
             assert payload is not None
             try:
@@ -369,9 +395,17 @@ class Learner:
 
     def hello(self, **other: Any) -> d.Welcome:
         self.connect()
+        self.say_hello(**other)
+        welcome = self.receive(d.Welcome)
+        if welcome.bulk is not None:
+            self.move(welcome.bulk)
+        return welcome
+
+    def say_hello(self, **other: Any) -> None:
         fields = {"job": JOB, "token": TOKEN, "host": "here", "pid": 1000 + 10 * self.rank + self.incarnation} | other
-        self.send(d.Hello(role=self.role, rank=self.rank, incarnation=self.incarnation, **fields))
-        return self.receive(d.Welcome)
+        key = self.keys.public if self.rig.key else ""
+        hello = {"role": self.role, "rank": self.rank, "incarnation": self.incarnation, "key": key}
+        self.send(d.Hello(**(hello | fields)))
 
     def upload(self, init: d.SendInit) -> None:
         self.send_vector(init.key, self.gradient.data)

@@ -89,6 +89,7 @@ def test_defaults_of_a_task() -> None:
         "servers.keep": 2,
         "servers.memory": "auto",
         "wire.compress": "none",
+        "wire.encrypt": True,
     }
 
 
@@ -127,7 +128,7 @@ UNKNOWN = [
     ),
     (
         "[wire]\nzzzz = 1",
-        "unknown key wire.zzzz (job.toml:2). Fix: remove it; [wire] has compress",
+        "unknown key wire.zzzz (job.toml:2). Fix: remove it; [wire] has compress, encrypt",
     ),
     (
         "zzzz = 1",

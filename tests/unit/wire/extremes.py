@@ -33,8 +33,8 @@ def of(info: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
         case msgspec.inspect.StrType(max_length=most) if most:
             most = min(most, 5000)
             return st.sampled_from(["", "x", "x" * most, "\0" * most, "\U0001f642" * min(most, 300), "a\nb", "../.."])
-        case msgspec.inspect.BytesType():
-            return st.sampled_from([b"", bytes(4096)])
+        case msgspec.inspect.BytesType(min_length=least, max_length=most):
+            return st.sampled_from([bytes(least or 0), b"\xff" * min(most or 4096, 4096)])
         case msgspec.inspect.BoolType():
             return st.booleans()
         case msgspec.inspect.NoneType():

@@ -60,8 +60,8 @@ def of(info: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.from_regex(pattern.replace("$", r"\Z"))
         case msgspec.inspect.StrType(max_length=most):
             return st.text(max_size=min(most or 0, 20))
-        case msgspec.inspect.BytesType():
-            return st.binary(max_size=50)
+        case msgspec.inspect.BytesType(min_length=least, max_length=most):
+            return st.binary(min_size=least or 0, max_size=min(most or 50, 50))
         case msgspec.inspect.BoolType():
             return st.booleans()
         case msgspec.inspect.NoneType():

@@ -11,7 +11,7 @@ import pytest
 from msgspec import inspect
 
 from rudra_zmq import errors
-from rudra_zmq.wire import codec
+from rudra_zmq.wire import codec, seal
 from rudra_zmq.wire.messages import control, data
 
 PAGE = Path(__file__).parents[3] / "docs" / "PROTOCOL.rst"
@@ -214,6 +214,10 @@ def test_errors(page: Page) -> None:
 
 def test_reasons(page: Page) -> None:
     assert [row[0] for row in page.rows("What is dropped")] == list(codec.REASONS)
+
+
+def test_reasons_at_the_bulk_port(page: Page) -> None:
+    assert [row[0].strip("`") for row in page.rows("Encryption")] == list(seal.REASONS)
 
 
 def test_job_states(page: Page) -> None:

@@ -5,16 +5,22 @@ Its weights are those of a job that was left alone, and the drops are counted in
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import random
 import socket
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zmq
 
+from rudra_zmq.net.addresses import parse, port_owner
 from rudra_zmq.wire import codec
 from rudra_zmq.wire.messages import control, data
 
@@ -31,9 +37,35 @@ def arguments(limit: int = EPOCHS) -> list[str | Path]:
     ]  # fmt: skip
 
 
-def sockets(runtime: Path) -> list[str]:
-    """Every Unix socket below the runtime folder."""
-    return [str(p) for p in runtime.rglob("*") if p.is_socket()]
+def sockets(runtime: Path) -> list[tuple[str, Any]]:
+    """Every Unix socket below the runtime folder, and every port that a node listens at, as ZeroMQ and Python name it."""
+    found: list[tuple[str, Any]] = [(f"ipc://{p}", str(p)) for p in runtime.rglob("*") if p.is_socket()]
+    return found + [(f"tcp://127.0.0.1:{port}", ("127.0.0.1", port)) for port in ports(runtime)]
+
+
+def ports(runtime: Path) -> list[int]:
+    """Where the nodes listen that the runtime folder has an address of: both of their ports."""
+    known = [parse(text) for file in node_files(runtime) for text in file["addresses"]]
+    return [port for address in known if address.kind == "tcp" for port in ports_beside(address.port)]
+
+
+@cache
+def ports_beside(port: int) -> list[int]:
+    """All of the process that listens at one."""
+    pid = port_owner(port)
+    if pid is None:
+        return []
+    mine = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]]
+    return [int(f[1].rpartition(":")[2], 16) for f in lines if f[3] == "0A" and f"socket:[{f[9]}]" in mine]
+
+
+def node_files(runtime: Path) -> list[dict[str, Any]]:
+    found = []
+    for path in runtime.rglob("n-*.json"):
+        with contextlib.suppress(OSError, ValueError):  # the job has just ended
+            found.append(json.loads(path.read_text()))
+    return found
 
 
 def wrong_messages(spec: dict[str, Any]) -> Iterator[list[bytes]]:
@@ -73,16 +105,20 @@ def attack(runtime: Path, spec: dict[str, Any], stop: threading.Event) -> int:
         context.linger = 0
         while not stop.wait(0.05):
             wrong = list(wrong_messages(spec))
-            for path in sockets(runtime):
-                with socket.socket(socket.AF_UNIX) as raw:
+            keys = [None, *(known["key"] for known in node_files(runtime) if known["key"])]
+            for (address, place), key in itertools.product(sockets(runtime), keys):
+                with socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET) as raw:
                     raw.settimeout(1)
                     try:
-                        raw.connect(path)
+                        raw.connect(place)
                         raw.sendall(rng.randbytes(300))
                     except OSError:
                         continue  # the job has just ended
                 with context.socket(zmq.DEALER) as dealer:
-                    dealer.connect(f"ipc://{path}")
+                    if key:  # it is no secret: whoever has it is let in as far as CURVE goes
+                        dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+                        dealer.curve_serverkey = key.encode()
+                    dealer.connect(address)
                     for frames in wrong:
                         sent += _send(dealer, frames)
                         cut = [f[: rng.randrange(len(f) + 1)] for f in frames]
@@ -102,8 +138,10 @@ def _send(dealer: zmq.Socket[bytes], frames: list[bytes]) -> int:
         return 0
 
 
-def test_a_job_under_attack_gives_the_same_bits(rudra: Rudra) -> None:
+@pytest.mark.parametrize("way", ["shm", "tcp"])
+def test_a_job_under_attack_gives_the_same_bits(rudra: Rudra, way: str) -> None:
     alone = rudra(*arguments()).json
+    rudra.env["RUDRA_PSD_DATA"] = way
     runtime = Path(rudra.env["XDG_RUNTIME_DIR"])
     with rudra.start(*arguments()) as run:
         specs = wait_for("a learner's spec", lambda: list(runtime.rglob("l-*-0.json")), 60, run)
@@ -121,7 +159,10 @@ def test_a_job_under_attack_gives_the_same_bits(rudra: Rudra) -> None:
     done = json.loads(out.strip().splitlines()[-1])
     assert sent[0] > 500
     assert done["state"] == "DONE"
-    assert sum(done["gradients"]["dropped"].values()) > 50, done["gradients"]
+    dropped = done["gradients"]["dropped"]
+    assert sum(dropped.values()) > 50, dropped
+    if way == "tcp":  # at either port
+        assert dropped["bulk-unknown"] > 20 and dropped["wrong-key"] > 2, dropped
     same(weights(alone), weights(done))
     log = decisions(Path(done["folder"]) / "decisions.jsonl")
     assert len(log) == alone["updates"]

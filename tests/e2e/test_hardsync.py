@@ -92,12 +92,15 @@ def test_equal_twice_and_to_a_plain_loop(rudra: Rudra) -> None:
     same(weights(first), plain_loop())
 
 
-@pytest.mark.parametrize("data", ["shm", "ipc", "tcp"])
+@pytest.mark.parametrize("data", ["shm", "ipc", "tcp", "encrypted tcp"])
 def test_equal_however_the_vectors_travel(rudra: Rudra, data: str) -> None:
-    rudra.env["RUDRA_PSD_DATA"] = data
-    done = rudra(*arguments(epochs=2)).json
+    encrypted = data == "encrypted tcp"
+    rudra.env["RUDRA_PSD_DATA"] = data.removeprefix("encrypted ")
+    done = rudra("run", "-s", f"wire.encrypt={str(encrypted).lower()}", *arguments(epochs=2)[1:]).json
     same(weights(done), plain_loop(epochs=2))
     assert shares(done) == (LAM if data == "shm" else 0)
+    said = (Path(done["folder"]) / "logs" / "node.log").read_text().count("wire.encrypt = false")
+    assert said == (1 if data == "tcp" else 0)
 
 
 def shares(done: dict[str, Any]) -> int:

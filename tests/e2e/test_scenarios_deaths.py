@@ -16,9 +16,14 @@ from .test_exactly_once import EPOCHS, SAMPLES, arguments, check
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-@pytest.mark.parametrize("protocol", ["hardsync", "softsync"])
-def test_every_index_once_per_epoch_when_the_node_is_killed(rudra: Rudra, tmp_path: Path, protocol: str) -> None:
-    """It goes on from its newest snapshot; what came after that is void, and computed again."""
+@pytest.mark.parametrize(("protocol", "data"), [("hardsync", "auto"), ("softsync", "auto"), ("softsync", "tcp")])
+def test_every_index_once_per_epoch_when_the_node_is_killed(
+    rudra: Rudra, tmp_path: Path, protocol: str, data: str
+) -> None:
+    """It goes on from its newest snapshot; what came after that is void, and computed again.
+
+    Over tcp its successor has other keys, at the same address."""
+    rudra.env["RUDRA_PSD_DATA"] = data
     with rudra.start(*arguments(protocol, tmp_path)) as run:
         seen = tmp_path / "seen-2-1.jsonl"
 

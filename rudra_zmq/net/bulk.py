@@ -9,8 +9,7 @@ which socket carries it: ``send`` takes the frames of one message and says wheth
               BulkInbox.chunk(message, payload)               for each Chunk that comes
               BulkInbox.take(key).complete                    when the closing message comes
 
-Ownership: a source must stay as it is until ``on_read`` is called, which is when all of it was acknowledged: ``send``
-may read it where it lies, at any time until then.
+Ownership: a source must stay as it is until ``on_read`` is called: ``send`` may read it where it lies until then.
 
     >>> from rudra_zmq.wire.codec import decode_to_node
     >>> from rudra_zmq.wire.messages.data import Credit
@@ -53,12 +52,13 @@ class BulkError(ValueError):
 class _Vector:
     """A vector that is being sent."""
 
-    __slots__ = ("at", "key", "on_read", "source")
+    __slots__ = ("at", "copied", "key", "on_read", "source")
 
-    def __init__(self, key: int, source: memoryview, on_read: Callable[[], object] | None) -> None:
+    def __init__(self, key: int, source: memoryview, on_read: Callable[[], object] | None, copied: bool) -> None:
         self.key = key
         self.source = source
         self.on_read = on_read
+        self.copied = copied
         self.at = 0
 
 
@@ -91,12 +91,13 @@ class BulkSender:
     def vector(self, key: int, source: Any, on_read: Callable[[], object] | None = None) -> bool:
         """Sends the bytes of ``source`` (any contiguous buffer) under ``key``; whether all is out.
 
-        ``on_read`` is called once the receiver has acknowledged the last chunk.
+        ``on_read`` is called once nobody reads ``source`` any more: the receiver has acknowledged the last chunk, or
+        it was a single one, of which a copy is sent, for its acknowledgement would wait for others.
         """
         view = memoryview(source).cast("B")
         if not view.nbytes:
             raise ValueError("an empty vector")
-        self._queue.append(_Vector(key, view, on_read))
+        self._queue.append(_Vector(key, view, on_read, copied=view.nbytes <= self._chunk))
         return self.pump()
 
     def credit(self, chunks: int) -> bool:
@@ -119,7 +120,9 @@ class BulkSender:
                 if not self._chunks(item):
                     return False
                 self._queue.popleft()
-                if item.on_read is not None:
+                if item.on_read is not None and item.copied:
+                    item.on_read()
+                elif item.on_read is not None:
                     self._unread.append((self._sent, item.on_read))
             elif self._send(item):
                 self._queue.popleft()
@@ -133,6 +136,8 @@ class BulkSender:
             if not self._window.available:
                 return False
             payload = vector.source[vector.at : vector.at + self._chunk]
+            if vector.copied:
+                payload = memoryview(bytes(payload))
             if not self._send(encode_data(Chunk(key=vector.key, offset=vector.at), payload)):
                 self.blocked = True
                 return False

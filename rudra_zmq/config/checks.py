@@ -164,6 +164,13 @@ IDLE: tuple[Idle, ...] = (
         lambda at: bool(at["servers.snapshot"] == "none"),
         why='{key} = {value} has no meaning with servers.snapshot = "none"',
     ),
+    Idle(
+        "learners.weights",
+        "wire.compress_down",
+        lambda at: at["wire.compress_down"] not in ("none", "float32"),
+        ("auto", "copy"),
+        '{key} = {value} cannot be with wire.compress_down = "{wire.compress_down}": encoded weights are copied',
+    ),
     Idle("sync.modulation", "learners.count", lambda at: at.alone, ("auto", "none"), _ALONE, grave=False),
     Idle("sync.max_staleness", "learners.count", lambda at: at.alone, ("none",), _ALONE, grave=False),
     Idle("sync.warmup_epochs", "learners.count", lambda at: at.alone, (0,), _ALONE, grave=False),

@@ -9,6 +9,7 @@ Durations stay as written; the properties that end in `_s` are seconds. The stru
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -168,8 +169,21 @@ class ServersSection(Section, frozen=True):
 
 
 class WireSection(Section, frozen=True):
-    compress: Literal["none"] = "none"
+    """How gradients go up and weights down. The encoding is part of what a job computes, whatever carries its vectors."""
+
+    compress: Literal["none", "float16", "bfloat16", "int8"] = "none"
+    compress_down: Literal["none", "float32", "float16", "bfloat16", "int8"] = "none"
     encrypt: bool = True
+
+    @property
+    def up(self) -> tuple[str, Fraction]:
+        """The encoding of gradients ("float32": none), and the share of the parameters that topk sends."""
+        return ("float32" if self.compress == "none" else self.compress), Fraction(1)
+
+    @property
+    def down(self) -> str:
+        """The encoding of weights ("float32": none)."""
+        return "float32" if self.compress_down == "none" else self.compress_down
 
 
 class JobFile(Section, frozen=True):

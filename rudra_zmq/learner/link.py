@@ -16,7 +16,7 @@ from rudra_zmq.net.auth import KeyPair
 from rudra_zmq.net.bulk import BulkError, BulkInbox, BulkReceiver, BulkSender
 from rudra_zmq.net.channel import Channel
 from rudra_zmq.net.sockets import WINDOW, Context
-from rudra_zmq.node.vectors import Vector
+from rudra_zmq.node.vectors import Carrier
 from rudra_zmq.wire.codec import CHUNK, Buffer, WireError, decode_from_node, encode_data
 from rudra_zmq.wire.messages.data import Bulk, Chunk, Credit, FromNode, Message
 from rudra_zmq.wire.seal import SealError
@@ -88,12 +88,12 @@ class Link:
         """A message that nobody waits for: it leaves now, or with the next one."""
         self._out.message(message)
 
-    def send_vector(self, key: int, vector: Vector) -> None:
+    def send_vector(self, key: int, vector: Carrier) -> None:
         """A vector in chunks; it must stay as it is until the node has answered. Raises LinkLost."""
         self._out.vector(key, vector.data)
         self._flush()
 
-    def expect(self, key: int, vector: Vector) -> BulkReceiver:
+    def expect(self, key: int, vector: Carrier) -> BulkReceiver:
         """Chunks under `key` go into `vector`; see `complete` of what is returned."""
         return self._in.expect(key, vector.data, chunk=self._chunk)
 

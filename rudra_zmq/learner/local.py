@@ -100,6 +100,7 @@ class LocalExchange:
         if gradient.count:
             assert self._sync is not None
             slot = self._slots.slot(self.rank, self.incarnation, self._writing)
+            assert isinstance(slot.vector, Vector)
             slot.vector.copy_from(self._gradient)
             slot.count = gradient.count
             finite = slot.vector.finite()

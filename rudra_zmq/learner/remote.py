@@ -26,12 +26,14 @@ from rudra_zmq.learner.guard import guard
 from rudra_zmq.learner.keys import Keys
 from rudra_zmq.learner.line import ANSWER_S, GIVE_UP_S, Line, NodeLost, hello_of
 from rudra_zmq.learner.link import LinkLost
+from rudra_zmq.learner.packing import Packing
 from rudra_zmq.learner.pulse import Pulse
 from rudra_zmq.learner.shared import NotShared, SharedMemory, Shown, share
 from rudra_zmq.learner.spec import LearnerSpec
 from rudra_zmq.net.sockets import make_context
-from rudra_zmq.node.vectors import Vector
+from rudra_zmq.node.vectors import Packed, Vector
 from rudra_zmq.wire.codec import WireError, clip, encode_data
+from rudra_zmq.wire.compress import forms
 from rudra_zmq.wire.layout import Layout
 from rudra_zmq.wire.messages.data import (
     Attach,
@@ -78,7 +80,7 @@ class RemoteExchange:
         self._seq = 0
         self._key = 0
         self._shared: SharedMemory | None = None  # of the present connection
-        self._slot: Vector | None = None  # in it, for the next gradient
+        self._slot: Vector | Packed | None = None  # in it, for the next gradient
         self._shown: Shown | None = None  # the weights, where they are not copied
         self._clock = Clock(0, 0)
         keys = Keys(spec)
@@ -92,8 +94,10 @@ class RemoteExchange:
         welcome = self._welcome
         file = job_from_toml(welcome.job, name=spec.job).job
         self.job, self._job_rule, self._asked = _job(file), file.update.rule, file.learners.weights
-        # A script may write to its weights.
-        self._in_place = self._asked == "shared" or (self._asked == "auto" and file.kind == "task")
+        self._wire = file.wire
+        # A script may write to its weights, and what is encoded is no weights yet.
+        auto = file.kind == "task" and self._wire.down == "float32"
+        self._in_place = self._asked == "shared" or (self._asked == "auto" and auto)
         pulse_hello = hello_of(spec, "pulse")
         node_file = Path(spec.node_file)
         self._pulse = Pulse(self._context, keys, pulse_hello, node_file, welcome.ping_s, welcome.liveness_s)
@@ -108,8 +112,8 @@ class RemoteExchange:
 
     @property
     def gradient(self) -> Vector:
-        """A slot of the node's, where its memory is shared."""
-        return self._gradient if self._slot is None else self._slot
+        """A slot of the node's, where its memory is shared and nothing is encoded."""
+        return self._slot if isinstance(self._slot, Vector) else self._gradient
 
     @property
     def leaving(self) -> bool:
@@ -128,6 +132,7 @@ class RemoteExchange:
             fix = "give the model fewer tensors, or shorter names"
             raise Rejected(f"the model is too large to be described: {error}", where="attach", fix=fix) from None
         self._attach, self._layout, self._weights, self._gradient = message, layout, weights, gradient
+        self._packing = Packing(*forms(self._wire, layout), weights)
         self._line.keep_on(self._say_attach)
         self._line.greeting.append(self._say_attach)
 
@@ -257,9 +262,9 @@ class RemoteExchange:
 
     def _share(self, path: str) -> None:
         try:
-            self._shared = share(path, self._line.hello, self._layout)
+            self._shared = share(path, self._line.hello, self._packing.up, self._packing.down)
             if self._in_place:
-                guard.watch(self._shared.versions, self._layout)
+                guard.watch([v for v in self._shared.versions if isinstance(v, Vector)], self._layout)
             _log.info("the node's memory is shared", weights="shared" if self._in_place else "copy")
         except NotShared as error:
             _log.warning("the node's memory is not shared, chunks are used", reason=str(error))
@@ -268,14 +273,12 @@ class RemoteExchange:
         """The gradient lies in ``source``, where it stays until it is answered."""
         self._may_leave = False
         try:
-            nbytes = len(source.data) if gradient.count else 0
-            finite = True
-            if nbytes and self._slot is not None:
-                if source is not self._slot:  # there was another connection when it was computed
-                    self._slot.copy_from(source)
-                finite = self._slot.finite()
-            elif nbytes:
-                self._line.now.send_vector(self._key, source)
+            nbytes, finite = 0, True
+            if gradient.count:
+                packed, finite = self._packing.pack(source, self._slot)
+                nbytes = len(packed.data)
+                if self._slot is None:
+                    self._line.now.send_vector(self._key, packed)
             self._line.now.send(
                 Push(
                     rank=self.rank,
@@ -324,16 +327,18 @@ class RemoteExchange:
         if self._in_place:
             self._shown = shared.show(grant.version)
         else:
-            self._weights.copy_from(shared.versions[grant.version])
+            self._packing.take(shared.versions[grant.version])
         self._fresh = True
 
     def _receive_weights(self, key: int, nbytes: int) -> None:
-        if nbytes != len(self._weights.data):
-            raise LinkLost(f"the node sends {nbytes} bytes of weights, the model has {len(self._weights.data)}")
+        into = self._packing.incoming
+        if nbytes != len(into.data):
+            raise LinkLost(f"the node sends {nbytes} bytes of weights, the model has {len(into.data)}")
         self._fresh = True
         self._may_leave = False  # with half of them the script would be left with no version at all
         try:
-            self._line.now.finish(self._line.now.expect(key, self._weights))
+            self._line.now.finish(self._line.now.expect(key, into))
+            self._packing.take(into)
             self._shown = None
         finally:
             self._may_leave = True

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from rudra_zmq.net.shm import FdAsker, Segment
 from rudra_zmq.node.memory import OURS, STAMPS, THEIRS, size, vectors
-from rudra_zmq.node.vectors import Vector
-from rudra_zmq.wire.layout import Layout
+from rudra_zmq.node.vectors import Packed, Vector
+from rudra_zmq.wire.compress import Form
 from rudra_zmq.wire.messages.data import Hello, Mapped, Segments
 
 ASK_S = 10.0
@@ -27,7 +27,7 @@ class NotShared(Exception):
 class SharedMemory:
     """``slots`` are this incarnation's own; ``versions`` cannot be written. Mapped as long as a vector is used."""
 
-    def __init__(self, slots: list[Vector], versions: list[Vector], stamps: Segment) -> None:
+    def __init__(self, slots: list[Vector | Packed], versions: list[Vector | Packed], stamps: Segment) -> None:
         self.slots = slots
         self.versions = versions
         self._stamps = stamps
@@ -50,8 +50,10 @@ class Shown(NamedTuple):
 
     @property
     def vector(self) -> Vector:
-        """The weights."""
-        return self.memory.versions[self.place]
+        """The weights, which nothing encodes where they are used so."""
+        version = self.memory.versions[self.place]
+        assert isinstance(version, Vector)
+        return version
 
     @property
     def intact(self) -> bool:
@@ -59,12 +61,15 @@ class Shown(NamedTuple):
         return self.stamp == self.memory.stamp(self.place) != 0
 
 
-def share(path: str, hello: Hello, layout: Layout, seconds: float = ASK_S) -> SharedMemory:
-    """Ask at the socket ``path`` for the memory of the session of ``hello``. Raises NotShared."""
+def share(path: str, hello: Hello, up: Form, down: Form, seconds: float = ASK_S) -> SharedMemory:
+    """Ask at the socket ``path`` for the memory of the session of ``hello``: slots ``up``, versions ``down``.
+
+    Raises NotShared.
+    """
     try:
         with FdAsker(path, seconds) as asker:
             answer, fds = asker.ask(hello, descriptors=2)
-            segments = _map(answer, fds, layout)
+            segments = _map(answer, fds, up, down)
             nonce = secrets.randbelow(1 << 52)
             segments[0].note(THEIRS, nonce)
             echo, _ = asker.ask(Mapped(nonce=nonce))
@@ -74,19 +79,19 @@ def share(path: str, hello: Hello, layout: Layout, seconds: float = ASK_S) -> Sh
         raise NotShared(error.strerror or str(error)) from None
     assert isinstance(answer, Segments)
     slots, versions = segments
-    return SharedMemory(
-        vectors(slots, layout, answer.slots), vectors(versions, layout, answer.versions), stamps=versions
-    )
+    return SharedMemory(vectors(slots, up, answer.slots), vectors(versions, down, answer.versions), stamps=versions)
 
 
-def _map(answer: object, fds: Sequence[int], layout: Layout) -> list[Segment]:
+def _map(answer: object, fds: Sequence[int], up: Form, down: Form) -> list[Segment]:
     """Both segments; the descriptors are used up, whatever comes of it."""
     left = list(fds)
     try:
-        if not isinstance(answer, Segments) or len(left) != 2 or answer.nbytes != layout.nbytes:
+        if not isinstance(answer, Segments) or len(left) != 2:
+            raise NotShared("the node offers no memory")
+        if (answer.slot_nbytes, answer.version_nbytes) != (up.nbytes, down.nbytes):
             raise NotShared("the node offers the memory of another model")
-        slots = Segment.map(left.pop(0), size(layout, answer.slots), writable=True)
-        versions = Segment.map(left.pop(0), size(layout, answer.versions), writable=False)
+        slots = Segment.map(left.pop(0), size(up, answer.slots), writable=True)
+        versions = Segment.map(left.pop(0), size(down, answer.versions), writable=False)
         if (slots.noted(OURS), versions.noted(OURS)) != (answer.slots_nonce, answer.versions_nonce):
             raise NotShared("what the node wrote cannot be read here")
         return [slots, versions]

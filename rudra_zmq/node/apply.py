@@ -95,7 +95,7 @@ class Applier:
             self._accumulator = np.zeros(self._layout.P, np.float32)
         elif fold.first:
             self._accumulator.fill(0.0)
-        self._update.fold(self._accumulator, fold.scale, slot.vector.params)
+        self._update.fold(self._accumulator, fold.scale, slot.vector.gradient)
         self._take(slot)
 
     def update(self, decision: Decision, protocol: str, global_batch: int) -> float:
@@ -107,7 +107,7 @@ class Applier:
         for entry in decision.entries:
             if not entry.folded:
                 slot = self._slots.slot(entry.id.rank, entry.id.incarnation, entry.slot)
-                direct.append((entry.coefficient, slot.vector.params))
+                direct.append((entry.coefficient, slot.vector.gradient))
                 slots.append(slot)
         folded = None
         if len(direct) < len(decision.entries):

@@ -21,12 +21,16 @@ class TooLarge(Rejected):
 class Demand:
     """What a job wants: bytes of one vector of each kind, and how many. ``rule`` names the optimizer's state.
 
+    ``version``, ``slot``: as weights and gradients travel; ``weights``: float32; ``masters``: versions of these that
+    the node keeps for itself; ``residuals``: of one learner under topk, else 0.
+
     ``state``: bytes of all of it; ``accumulator`` 0 where nothing is ever folded; ``queue``: bytes under way to and
     from one learner, at most; ``most``: the largest lambda; ``slots``: of each learner.
     """
 
     version: int
     slot: int
+    weights: int
     slots: int
     state: int
     rule: str
@@ -36,6 +40,8 @@ class Demand:
     protocol: str
     tests: bool
     snapshots: bool
+    masters: int = 0
+    residuals: int = 0
 
 
 class Limit(NamedTuple):
@@ -87,12 +93,14 @@ def _parts(demand: Demand, ring: int) -> tuple[Part, ...]:
     slots = demand.slots * demand.most
     parts = [
         Part(_count(ring, "version"), ring * demand.version),
+        Part("float32 weights", demand.masters * demand.weights),
+        Part("residuals", demand.most * demand.residuals),
         Part(_count(slots, "slot"), slots * demand.slot),
         Part(demand.rule, demand.state),
         Part("accumulator", demand.accumulator),
         Part("connections", 2 * demand.most * demand.queue),
-        Part("evaluator", 2 * demand.version if demand.tests else 0),
-        Part("snapshot", demand.version + demand.state if demand.snapshots else 0),
+        Part("evaluator", 2 * demand.weights if demand.tests else 0),
+        Part("snapshot", demand.weights + demand.state if demand.snapshots else 0),
     ]
     return tuple(part for part in parts if part.nbytes)
 

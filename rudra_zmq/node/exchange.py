@@ -17,7 +17,6 @@ from rudra_zmq.net.bulk import BulkError
 from rudra_zmq.node.post import Courier
 from rudra_zmq.node.sessions import Session
 from rudra_zmq.node.slots import Slot
-from rudra_zmq.node.vectors import finite
 from rudra_zmq.node.work import Work, new_key
 from rudra_zmq.wire.codec import Frame
 from rudra_zmq.wire.messages import data as wire
@@ -52,8 +51,8 @@ class Exchange:
             return
         # In the cache still. An element that is cut by the end of a chunk is looked at with the next one.
         if session.finite:
-            start = (receiver.received - len(payload)) // 4
-            session.finite = finite(self._slot(session).vector.reals[start : receiver.received // 4])
+            start = receiver.received - len(payload)
+            session.finite = self._slot(session).vector.finite_between(start, receiver.received)
 
     def _slot(self, session: Session) -> Slot:
         assert self._work.model is not None
@@ -120,8 +119,11 @@ class Exchange:
             reason = self._fault_in_place(session, message)
         else:
             reason = self._fault_of_chunks(session, courier, message)
+        slot = self._slot(session)
+        if not reason and session.finite and message.finite and not slot.vector.sound():
+            reason = "unsound-push"
         if not reason:
-            self._slot(session).count = group.samples
+            slot.count = group.samples
         return reason
 
     def _fault_in_place(self, session: Session, message: wire.Push) -> str:
@@ -129,7 +131,7 @@ class Exchange:
         if message.key != session.key or not session.expecting:
             return "foreign-push"
         assert self._work.model is not None
-        return "" if message.nbytes == self._work.model.layout.nbytes else "incomplete-push"
+        return "" if message.nbytes == self._work.model.up.nbytes else "incomplete-push"
 
     def _fault_of_chunks(self, session: Session, courier: Courier, message: wire.Push) -> str:
         receiver = courier.inbox.take(message.key) if message.key == session.key else None
@@ -226,7 +228,7 @@ class Exchange:
                 slot=session.slot,
                 key=session.key,
                 weights_key=key,
-                nbytes=work.model.layout.nbytes if fresh else 0,
+                nbytes=work.model.down.nbytes if fresh else 0,
                 lam=work.sync.lam,
                 done=grant.done,
                 chief=session.rank == work.sessions.chief,

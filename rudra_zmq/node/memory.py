@@ -1,4 +1,4 @@
-"""Segments of shared memory as node and learner see them: numbers in whole pages, then vectors of one layout.
+"""Segments of shared memory as node and learner see them: numbers in whole pages, then vectors of one form.
 
 Owns: where in a segment a vector lies, and what the numbers before them are. Must not know: whose vectors they are,
 how descriptors travel.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from rudra_zmq import log
 from rudra_zmq.net.shm import Segment, rounded
-from rudra_zmq.node.vectors import Vector
-from rudra_zmq.wire.layout import Layout
+from rudra_zmq.node.vectors import Packed, Vector, carrier
+from rudra_zmq.wire.compress import Form
 
 OURS, THEIRS = 0, 1
 """Places of the nonces: what the node wrote, what the learner wrote."""
@@ -19,9 +19,9 @@ STAMPS = 2
 _log = log.get("node")
 
 
-def size(layout: Layout, count: int) -> int:
+def size(form: Form, count: int) -> int:
     """Bytes of a segment of so many vectors."""
-    return header(count) + count * rounded(layout.nbytes)
+    return header(count) + count * rounded(form.nbytes)
 
 
 def header(count: int) -> int:
@@ -29,17 +29,17 @@ def header(count: int) -> int:
     return rounded(8 * (STAMPS + count))
 
 
-def vectors(segment: Segment, layout: Layout, count: int) -> list[Vector]:
+def vectors(segment: Segment, form: Form, count: int) -> list[Vector | Packed]:
     """The vectors in a segment; their memory lives as long as one of them."""
-    start, stride = header(count), rounded(layout.nbytes)
-    return [Vector(layout, segment.memory[start + i * stride :][: layout.nbytes]) for i in range(count)]
+    start, stride = header(count), rounded(form.nbytes)
+    return [carrier(form, segment.memory[start + i * stride :][: form.nbytes]) for i in range(count)]
 
 
-def create(name: str, layout: Layout, count: int, *, sealed: bool) -> tuple[Segment, list[Vector]] | None:
+def create(name: str, form: Form, count: int, *, sealed: bool) -> tuple[Segment, list[Vector | Packed]] | None:
     """A segment with its vectors, none of their pages touched; None, and a line in the log, where there is none."""
     try:
-        segment = Segment.create(name, size(layout, count), sealed=sealed)
+        segment = Segment.create(name, size(form, count), sealed=sealed)
     except OSError as error:
         _log.warning("no memory can be shared, chunks are used", what=name, reason=error.strerror or str(error))
         return None
-    return segment, vectors(segment, layout, count)
+    return segment, vectors(segment, form, count)

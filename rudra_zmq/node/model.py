@@ -26,6 +26,7 @@ from rudra_zmq.node.vectors import Vector
 from rudra_zmq.node.versions import Versions
 from rudra_zmq.update.rules import RULES, RuleSpec
 from rudra_zmq.wire.codec import CHUNK
+from rudra_zmq.wire.compress import forms
 from rudra_zmq.wire.layout import Layout
 from rudra_zmq.wire.messages.data import Attach, Rule
 
@@ -48,14 +49,15 @@ class Model:
         self.attach = attach
         self.job = job
         self.layout = Layout.of(attach)
+        self.up, self.down = forms(job.wire, self.layout)  # of gradients, of weights
         self._limit = limit
         spec = rules.job_spec(job.update, self.layout, frozenset(attach.frozen)) if job.update.rule else None
         self.budget = budget.budget(self._demand(spec), limit.nbytes)
         # Of an optimizer that nobody knows yet nothing is certain; the rest is needed in any case.
         certain = self.budget if spec else self.budget.with_state(replace(self._demand(None), state=0))
         budget.check(certain, limit)
-        self.versions = Versions(self.layout, self.budget.ring, shared)
-        self.slots = SlotTable(self.layout, self._slots, shared)
+        self.versions = Versions(self.layout, self.budget.ring, shared, self.down)
+        self.slots = SlotTable(self.layout, self._slots, shared, self.up)
         self.exists = False  # version 0, or a restored one, is in place
         self.applier: Applier | None = None
         if spec is not None:
@@ -109,13 +111,16 @@ class Model:
         rule = max(RULES, key=lambda name: len(RULES[name].state)) if spec is None else spec.rule
         most = job.learners.most
         return Demand(
-            version=nbytes,
-            slot=nbytes,
+            weights=nbytes,
+            version=self.down.nbytes,
+            masters=0 if self.down.codec == "float32" else 2,
+            slot=self.up.nbytes,
+            residuals=8 * self.layout.P if self.up.codec == "topk" else 0,
             slots=self._slots,
             state=4 * self.layout.P * len(RULES[rule].state),
             rule="optimizer" if spec is None else rule,
             accumulator=4 * self.layout.P if may_fold(job.sync.protocol, most, job.sync.n) else 0,
-            queue=min(WINDOW * CHUNK, nbytes),
+            queue=min(WINDOW * CHUNK, max(self.up.nbytes, self.down.nbytes)),
             most=most,
             protocol=job.sync.protocol,
             tests=job.kind == "task",

@@ -30,6 +30,7 @@ from rudra_zmq.node.model import Model
 from rudra_zmq.node.sessions import Session
 from rudra_zmq.node.snapshot import Writer
 from rudra_zmq.node.vectors import Vector
+from rudra_zmq.node.versions import Unsendable
 from rudra_zmq.node.work import MEMORY, Work, new_key, told
 from rudra_zmq.wire.layout import diff
 from rudra_zmq.wire.messages.data import Attach, Data, InitDone, Ready, Rule, RuleReply, SendInit
@@ -200,7 +201,12 @@ class Opening:
         self._version_0(model, f"from rank {session.rank}")
 
     def _version_0(self, model: Model, text: str) -> None:
-        model.versions.publish()
+        try:
+            model.versions.publish()
+        except Unsendable:
+            codec = self._work.job.wire.compress_down
+            self._fail(f"version 0 {text} is too large for {codec}. Fix: give wire.compress_down another value")
+            return
         model.exists = True
         self._work.event("I", f"version 0 {text}")
         for session in self._work.sessions.all:
@@ -224,7 +230,7 @@ class Opening:
     @property
     def _nbytes(self) -> int:
         assert self._work.model is not None
-        return self._work.model.layout.nbytes
+        return self._work.model.down.nbytes
 
     @property
     def clock(self) -> Clock:

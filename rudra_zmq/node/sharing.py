@@ -31,8 +31,9 @@ class Sharing:
             if not segment.noted(OURS):  # others may be reading it just now
                 segment.note(OURS, new_key())
         message = Segments(
-            nbytes=model.layout.nbytes,
+            slot_nbytes=model.up.nbytes,
             slots=model.slots.each,
+            version_nbytes=model.down.nbytes,
             versions=model.versions.count,
             slots_nonce=slots.noted(OURS),
             versions_nonce=versions.noted(OURS),

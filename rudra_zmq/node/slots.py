@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from rudra_zmq.net.shm import Segment
 from rudra_zmq.node.memory import create
-from rudra_zmq.node.vectors import Vector
+from rudra_zmq.node.vectors import Packed, Vector, carrier
+from rudra_zmq.wire.compress import Form
 from rudra_zmq.wire.layout import Layout
 
 
@@ -19,16 +20,16 @@ class Slot:
 
     __slots__ = ("count", "vector")
 
-    def __init__(self, vector: Vector) -> None:
+    def __init__(self, vector: Vector | Packed) -> None:
         self.vector = vector
         self.count = 0
 
 
 class SlotTable:
-    """Slots by (rank, incarnation), ``each`` of them; ``shared``: in memory that learners of this host may map."""
+    """Slots by (rank, incarnation), ``each`` of them, in ``form``; ``shared``: in memory that learners may map."""
 
-    def __init__(self, layout: Layout, each: int, shared: bool = False) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, each: int, shared: bool = False, form: Form | None = None) -> None:
+        self._form = form or Form.of(layout, "float32")
         self.each = each
         self._shared = shared
         self._of: dict[tuple[int, int], list[Slot]] = {}
@@ -40,9 +41,9 @@ class SlotTable:
         key = (rank, incarnation)
         if key in self._of:
             return
-        made = create(f"slots-{rank}.{incarnation}", self._layout, self.each, sealed=False) if self._shared else None
+        made = create(f"slots-{rank}.{incarnation}", self._form, self.each, sealed=False) if self._shared else None
         if made is None:
-            self._of[key] = [self._free.pop() if self._free else Slot(Vector(self._layout)) for _ in range(self.each)]
+            self._of[key] = [self._free.pop() if self._free else Slot(carrier(self._form)) for _ in range(self.each)]
             return
         self._segments[key], vectors = made
         for vector in vectors:

@@ -27,6 +27,7 @@ from rudra_zmq.core.events import (
 from rudra_zmq.errors import RudraError
 from rudra_zmq.node.apply import NotFinite
 from rudra_zmq.node.saving import Saving
+from rudra_zmq.node.versions import Unsendable
 from rudra_zmq.node.work import Diverged, Exhausted, Work
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ class Turns:
             lr = work.model.applier.update(decision, work.job.sync.protocol, batch)
         except NotFinite:
             raise Diverged(decision.update) from None
+        except Unsendable:
+            raise Diverged(decision.update, f"too large for {work.job.wire.compress_down}") from None
         work.decisions.add(decision, lr)
         work.figures.updated(decision, lr)
 

@@ -65,9 +65,9 @@ def told(error: MemoryError) -> str:
 class Diverged(NodeEnds):
     """Weights are not finite any more."""
 
-    def __init__(self, update: int) -> None:
+    def __init__(self, update: int, what: str = "not finite") -> None:
         fix = "lower the learning rate, or clip the gradients (update.clip_norm)"
-        super().__init__(f"at update {update} the weights are not finite; back to the last snapshot", fix=fix)
+        super().__init__(f"at update {update} the weights are {what}; back to the last snapshot", fix=fix)
 
 
 class Head(Protocol):

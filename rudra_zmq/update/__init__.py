@@ -1,5 +1,5 @@
 """The optimiser of the parameter server: rules, the pass that applies them, schedules and parameter groups.
 
-Must not know: protocols, clocks, processes. It imports the standard library and NumPy alone,
-and llvmlite where the host has it.
+Must not know: protocols, clocks, processes. Beside the standard library, NumPy, and llvmlite where the host has it,
+it reads the sizes of wire/compress.py.
 """

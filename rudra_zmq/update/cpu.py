@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rudra_zmq.update.blocks import NumpyEngine
+from rudra_zmq.update.codecs import arrays
 from rudra_zmq.update.compiled import CompiledEngine
 from rudra_zmq.update.engine import Engine, Setup
 from rudra_zmq.update.jit import Unavailable
@@ -26,12 +27,14 @@ from rudra_zmq.update.rules import (
     F32,
     NORM_BLOCK,
     RULES,
+    Given,
     Gradient,
     GroupSpan,
     RuleSpec,
     Scalars,
     State,
     Term,
+    aligned,
     clip_factor,
     coefficients,
     new_state,
@@ -74,6 +77,7 @@ class CpuUpdate:
         self._state = new_state(spec, n)
         self._setup = Setup(spec, n, self._state, threads)
         self._square_sums = np.zeros(-(-n // NORM_BLOCK) if self._setup.clips else 0)
+        self._decoded: F32 | None = None
         self.backend, self._engine = _engine(self._setup, block, backend)
 
     def regroup(self, groups: Sequence[GroupSpan]) -> None:
@@ -112,8 +116,7 @@ class CpuUpdate:
         terms = ([] if folded is None else [folded]) + list(direct)
         self._check(w_in, terms)
         self._check_output(w_out, [w_in, *(g for _, g in terms)])
-        b = coefficients(self.spec, terms, weight_sum)
-        gradients = [g for _, g in terms]
+        b, gradients = self._plain(coefficients(self.spec, terms, weight_sum), [g for _, g in terms], w_out)
         norm = None
         if self.spec.clip_norm is not None:
             self._engine.sum_squares(b, gradients, w_out, self._square_sums)
@@ -124,11 +127,30 @@ class CpuUpdate:
         finite = self._engine.apply(b, gradients, w_in, w_out, self._next_scalars(s_bar, lr))
         return StepReport(finite, norm)
 
-    def fold(self, acc: F32, coefficient: float, g: Gradient) -> None:
+    def fold(self, acc: F32, coefficient: float, g: Given) -> None:
         """acc += coefficient*g, as `step` sums: multiply, round, add, round. acc starts as zeros."""
         self._check(acc, [(coefficient, g)])
         self._check_output(acc, [g])
-        self._engine.sum([_ONE, np.float32(coefficient)], [acc, g], acc)
+        self._engine.sum([_ONE, np.float32(coefficient)], [acc, self._array(g)], acc)
+
+    def _array(self, g: Given) -> Gradient:
+        """A gradient as the engines take it; what they do not decode themselves lies in ``_decoded`` until the next."""
+        if isinstance(g, np.ndarray):
+            return g
+        if self._decoded is None:
+            self._decoded = aligned(self.n)
+        g.decode(self._decoded)
+        return self._decoded
+
+    def _plain(self, b: list[np.float32], given: list[Given], w_out: F32) -> tuple[list[np.float32], list[Gradient]]:
+        """The same sum of arrays alone. Where several have to be decoded, all but the last are summed in w_out."""
+        last = max((k for k, g in enumerate(given) if not isinstance(g, np.ndarray)), default=0)
+        if not last:
+            return b, [self._array(g) for g in given]
+        self._engine.sum(b[:1], [self._array(given[0])], w_out)
+        for k in range(1, last):
+            self._engine.sum([_ONE, b[k]], [w_out, self._array(given[k])], w_out)
+        return [_ONE, *b[last:]], [w_out, *(self._array(g) for g in given[last:])]
 
     def state_dict(self, into: State | None = None) -> State:
         """A copy of the state: the rule's vectors, and "t" for Adam; in the arrays of `into`, if given.
@@ -161,7 +183,10 @@ class CpuUpdate:
             raise ValueError("an update needs at least one gradient")
         self._check_input(first, _FLOAT32)
         for _, gradient in terms:
-            self._check_input(gradient, _GRADIENTS)
+            if isinstance(gradient, np.ndarray):
+                self._check_input(gradient, _GRADIENTS)
+            elif gradient.size != self.n:
+                raise ValueError(f"expected a gradient of {self.n} elements, got one of {gradient.size}")
 
     def _check_input(self, array: Gradient, dtypes: Sequence[np.dtype[Any]]) -> None:
         if array.shape != (self.n,) or array.dtype not in dtypes:
@@ -170,11 +195,11 @@ class CpuUpdate:
         if not (array.flags.c_contiguous and array.flags.aligned):
             raise ValueError(f"{_kind(array)} is not contiguous, or not aligned")
 
-    def _check_output(self, out: F32, inputs: Sequence[Gradient]) -> None:
+    def _check_output(self, out: F32, inputs: Sequence[Given]) -> None:
         self._check_input(out, _FLOAT32)
         if not out.flags.writeable:
             raise ValueError("the output cannot be written")
-        if any(np.may_share_memory(out, x) for x in inputs):
+        if any(np.may_share_memory(out, x) for given in inputs for x in arrays(given)):
             raise ValueError("the output shares memory with the weights or a gradient that the update reads")
 
     def _next_scalars(self, s_bar: float, lr: float) -> list[Scalars]:

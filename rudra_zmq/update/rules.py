@@ -11,7 +11,7 @@ weight decay of the group.
 
 Order of operations. Vectors are float32, each operation is rounded once, multiply and add are never fused:
 
-0. A gradient in float16 or bfloat16 is decoded to float32, which is exact (:func:`decode`).
+0. A gradient in another encoding is decoded to float32 (:func:`decode`; codecs.py has the encodings).
 1. ``acc = fl(b_0*g_0)``, then ``acc = fl(acc + fl(b_k*g_k))`` in the order given; a folded accumulator
    comes first. b_k is float32 of a_k*s_k, for the normalised rules of a_k*s_k / sum(a_j*s_j), formed in
    float64.
@@ -37,13 +37,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rudra_zmq.update.codecs import Coded, Quantised, Sparse
+
 F32 = npt.NDArray[np.float32]
 State = dict[str, npt.NDArray[Any]]
 Gradient = npt.NDArray[Any]
-Term = tuple[float, Gradient]
+Given = Gradient | Coded
+Term = tuple[float, Given]
 
 ENCODINGS = ("float32", "float16", "uint16")
-"""How a gradient may be stored, by the name of its dtype; uint16 are the bits of bfloat16, which NumPy lacks."""
+"""How a gradient may be stored, by the name of its dtype; uint16 are the bits of bfloat16, which NumPy lacks.
+
+Those that are more than one array (``codecs.Coded``) are decoded before the pass.
+"""
 
 CACHE_LINE = 64
 
@@ -195,11 +201,14 @@ def coefficients(spec: RuleSpec, terms: Sequence[Term], weight_sum: float) -> li
     return [np.float32(a / weight_sum) for a, _ in terms]
 
 
-def decode(gradient: Gradient) -> F32:
-    """A gradient in one of ENCODINGS as float32. Exact; float32 is returned as it is."""
-    if gradient.dtype == np.uint16:
+def decode(gradient: Given) -> F32:
+    """A gradient in any encoding as float32; float32 is returned as it is."""
+    if isinstance(gradient, (Quantised, Sparse)):
+        decoded: F32 = np.empty(gradient.size, np.float32)
+        gradient.decode(decoded)
+    elif gradient.dtype == np.uint16:
         bits = np.left_shift(gradient, np.uint32(16), dtype=np.uint32)
-        decoded: F32 = bits.view(np.float32)
+        decoded = bits.view(np.float32)
     else:
         decoded = gradient.astype(np.float32, copy=False)
     return decoded
@@ -264,7 +273,7 @@ def reference_step(
     """One update by the formulas above; state is changed in place, the new weights are returned.
 
     direct: (a_k*s_k, g_k) in order; folded: (coefficient, accumulator) or None. All vectors are of w's size,
-    the g_k in one of ENCODINGS, the others float32.
+    the g_k in any encoding, the others float32.
     """
     terms = ([] if folded is None else [folded]) + list(direct)
     if not terms:

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,16 @@ def arguments(protocol: str = "hardsync", lam: int = LAM, epochs: int = EPOCHS) 
     ]  # fmt: skip
 
 
-def plain_loop(lam: int = LAM, epochs: int = EPOCHS) -> dict[str, np.ndarray]:
-    """One process that averages the same micro-batches in rank order; of rudra only the update's reference."""
+def plain_loop(
+    lam: int = LAM,
+    epochs: int = EPOCHS,
+    up: Callable[[int, np.ndarray], np.ndarray] = lambda rank, gradient: gradient,
+    down: Callable[[np.ndarray], np.ndarray] = lambda weights: weights,
+) -> dict[str, np.ndarray]:
+    """One process that averages the same micro-batches in rank order; of rudra only the update's reference.
+
+    ``up`` is what becomes of a rank's gradient on its way, ``down`` of the weights.
+    """
     spec = importlib.util.spec_from_file_location("blobs", SCRIPT)
     assert spec is not None and spec.loader is not None
     blobs = importlib.util.module_from_spec(spec)
@@ -65,13 +74,13 @@ def plain_loop(lam: int = LAM, epochs: int = EPOCHS) -> dict[str, np.ndarray]:
             parts = [order[a : min(a + MU, n)] for a in range(start, min(start + lam * MU, n), MU)]
             total = sum(len(p) for p in parts)
             direct = []
-            for part in parts:
-                load(model, flat)
+            for rank, part in enumerate(parts):
+                load(model, down(flat))
                 x, y = data[torch.from_numpy(part)]
                 model.zero_grad()
                 torch.nn.functional.cross_entropy(model(x), y).backward()
                 gradient = np.concatenate([p.grad.numpy().ravel() for p in model.parameters()])
-                direct.append((float(np.float32(len(part) / total)), gradient))
+                direct.append((float(np.float32(len(part) / total)), up(rank, gradient)))
             flat = reference_step(rule, state, flat, direct, None, 1.0, 1.0, 0.05)
     load(model, flat)
     return {k: v.numpy() for k, v in model.state_dict().items()}

@@ -22,7 +22,7 @@ from rudra_zmq.wire.messages.data import Hello, Mapped, Ping, Segments
 from tests.net.conftest import Net, until
 
 HELLO = Hello(role="learner", job="ab12cd", token="t", rank=3, incarnation=1)
-MESSAGE = Segments(nbytes=4, slots=1, versions=1, slots_nonce=1, versions_nonce=2)
+MESSAGE = Segments(slot_nbytes=4, slots=1, version_nbytes=4, versions=1, slots_nonce=1, versions_nonce=2)
 
 
 def refuses(call: Callable[[], object]) -> bool:

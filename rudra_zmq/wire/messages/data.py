@@ -264,10 +264,11 @@ class RuleReply(Message, frozen=True, tag="rule_reply"):
 class Segments(Message, frozen=True, tag="segments"):
     """On the socket of the shared memory, with two descriptors: of this learner's slots, and of the versions.
 
-    Each begins with numbers in whole pages, the first one a nonce; then slots, or versions, of ``nbytes``."""
+    Each begins with numbers in whole pages, the first one a nonce; then slots, or versions, each in whole pages."""
 
-    nbytes: Count
+    slot_nbytes: Count
     slots: Annotated[int, Meta(ge=1, le=16)]
+    version_nbytes: Count
     versions: Annotated[int, Meta(ge=1, le=131072)]
     slots_nonce: Count
     versions_nonce: Count

@@ -20,6 +20,7 @@ from rudra_zmq.learner.exchange import Answer, Gradient
 from rudra_zmq.learner.remote import RemoteExchange
 from rudra_zmq.learner.shared import NotShared, share
 from rudra_zmq.node.vectors import F32, Vector
+from rudra_zmq.wire.compress import Form
 from rudra_zmq.wire.layout import Layout
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages import data as d
@@ -231,6 +232,10 @@ def test_where_it_fails_chunks_are_used_and_one_line_says_so(
 # ------------------------------------------------------------------------------------- strangers, late ones
 
 
+def plain(layout: Layout) -> Form:
+    return Form.of(layout, "float32")
+
+
 def hello_of(rig: Rig, **other: Any) -> d.Hello:
     fields = {"job": JOB, "token": TOKEN, "rank": 0, "incarnation": 1, "host": "here", "pid": os.getpid()}
     return d.Hello(role="learner", **{**fields, **other})
@@ -240,22 +245,22 @@ def test_strangers_get_nothing(rig_of: Rigs) -> None:  # noqa: F811
     rig = rig_of(toml(count=1), shared=True)
     layout = Layout.of(ATTACH)
     with pytest.raises(NotShared, match="no session"):
-        share(rig.shm, hello_of(rig), layout)
+        share(rig.shm, hello_of(rig), plain(layout), plain(layout))
     learner = rig.learner(0)
     learner.hello(pid=os.getpid())
     with pytest.raises(NotShared, match="no memory to share"):
-        share(rig.shm, hello_of(rig), layout)
+        share(rig.shm, hello_of(rig), plain(layout), plain(layout))
     learner.send(ATTACH)
     learner.ready()
     with pytest.raises(NotShared, match="wrong token"):
-        share(rig.shm, hello_of(rig, token="guess"), layout)
+        share(rig.shm, hello_of(rig, token="guess"), plain(layout), plain(layout))
     with pytest.raises(NotShared, match="incarnation 0"):
-        share(rig.shm, hello_of(rig, incarnation=0), layout)
+        share(rig.shm, hello_of(rig, incarnation=0), plain(layout), plain(layout))
     code = (
         "import sys; from tests.net.learner import test_shared as t; from rudra_zmq.wire.layout import Layout\n"
         "hello = t.d.Hello(role='learner', job=t.JOB, token=t.TOKEN, rank=0, incarnation=1, host='here', "
         f"pid={os.getpid()})\n"
-        f"try: t.share({rig.shm!r}, hello, Layout.of(t.ATTACH)); print('shared')\n"
+        f"try: t.share({rig.shm!r}, hello, *[t.plain(Layout.of(t.ATTACH))] * 2); print('shared')\n"
         "except t.NotShared as error: print(error)\n"
     )
     root = Path(__file__).parents[3]
@@ -264,7 +269,7 @@ def test_strangers_get_nothing(rig_of: Rigs) -> None:  # noqa: F811
         text=True, timeout=60,
     )  # fmt: skip
     assert "is not the learner's" in done.stdout, done
-    assert len(share(rig.shm, hello_of(rig), layout).slots) == 1  # hardsync needs no second one
+    assert len(share(rig.shm, hello_of(rig), plain(layout), plain(layout)).slots) == 1  # hardsync needs no second one
     drops = rig.psd.newest().drops
     assert drops["bad-token"] == 1 and drops["shm-stranger"] == 2 and drops["old-incarnation"] == 1
 
@@ -275,7 +280,7 @@ def by_memory(rig: Rig, incarnation: int = 1) -> tuple[Any, Any]:
     learner.hello(pid=os.getpid())
     learner.send(ATTACH)
     learner.ready()
-    memory = share(rig.shm, hello_of(rig, incarnation=incarnation), learner.layout)
+    memory = share(rig.shm, hello_of(rig, incarnation=incarnation), plain(learner.layout), plain(learner.layout))
     learner.send(d.Data(samples=32, minibatch=0, shared=True))
     return learner, memory
 

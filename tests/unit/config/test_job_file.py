@@ -89,6 +89,7 @@ def test_defaults_of_a_task() -> None:
         "servers.keep": 2,
         "servers.memory": "auto",
         "wire.compress": "none",
+        "wire.compress_down": "none",
         "wire.encrypt": True,
     }
 
@@ -128,7 +129,7 @@ UNKNOWN = [
     ),
     (
         "[wire]\nzzzz = 1",
-        "unknown key wire.zzzz (job.toml:2). Fix: remove it; [wire] has compress, encrypt",
+        "unknown key wire.zzzz (job.toml:2). Fix: remove it; [wire] has compress, compress_down, encrypt",
     ),
     (
         "zzzz = 1",
@@ -238,7 +239,12 @@ CHOICES = [
     ('servers.architecture = "adv"', 'servers.architecture cannot be "adv"', 'only "base"'),
     ("servers.shards = 2", "servers.shards cannot be 2", "only 1"),
     ("servers.shards = true", "servers.shards cannot be true", "only 1"),
-    ('wire.compress = "int8"', 'wire.compress cannot be "int8"', 'only "none"'),
+    ('wire.compress = "zip"', 'wire.compress cannot be "zip"', '"none", "float16", "bfloat16", "int8"'),
+    (
+        'wire.compress_down = "topk:0.1"',
+        'wire.compress_down cannot be "topk:0.1"',
+        '"none", "float32", "float16", "bfloat16", "int8"',
+    ),
     ('learners.device = "cuda"', 'learners.device cannot be "cuda"', '"auto", "cpu"'),
     ('learners.weights = "slot"', 'learners.weights cannot be "slot"', '"auto", "shared", "copy"'),
     (

@@ -18,6 +18,7 @@ from tests.unit.node.stage import Peer, Stage
 MB = 10**6
 DEMAND = Demand(
     version=10 * MB,
+    weights=10 * MB,
     slot=4 * MB,
     slots=2,
     state=9 * MB,

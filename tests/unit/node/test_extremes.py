@@ -187,7 +187,7 @@ def _without(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     def none(*_: Any) -> None:
         raise MemoryError("Unable to allocate 4.00 TiB")
 
-    monkeypatch.setattr(f"rudra_zmq.node.{module}.Vector", none)
+    monkeypatch.setattr(f"rudra_zmq.node.{module}.carrier", none)
 
 
 def test_a_learner_for_whom_there_is_no_memory_is_refused(

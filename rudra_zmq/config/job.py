@@ -171,14 +171,16 @@ class ServersSection(Section, frozen=True):
 class WireSection(Section, frozen=True):
     """How gradients go up and weights down. The encoding is part of what a job computes, whatever carries its vectors."""
 
-    compress: Literal["none", "float16", "bfloat16", "int8"] = "none"
+    compress: kinds.Compress = "none"
     compress_down: Literal["none", "float32", "float16", "bfloat16", "int8"] = "none"
     encrypt: bool = True
 
     @property
     def up(self) -> tuple[str, Fraction]:
         """The encoding of gradients ("float32": none), and the share of the parameters that topk sends."""
-        return ("float32" if self.compress == "none" else self.compress), Fraction(1)
+        parsed = kinds.parse_compress(self.compress)
+        assert parsed is not None
+        return parsed
 
     @property
     def down(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeAlias
 
 from rudra_zmq.config.schema import Says
@@ -84,6 +85,21 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _TASK = re.compile(rf"{_MODULE.pattern}:[A-Za-z_]\w*", re.ASCII)
 _A_DURATION = 'a duration such as "250ms", "60s" or "10m"'
 
+_SHARE = re.compile(r"topk:([0-9]{0,3}\.?[0-9]{0,12}(?:[eE]-[0-9]{1,2})?)")
+
+
+def parse_compress(text: str) -> tuple[str, Fraction] | None:
+    """An encoding of gradients and the share that it sends, exactly as written; None where ``text`` is neither."""
+    if text in ("none", "float16", "bfloat16", "int8"):
+        return ("float32" if text == "none" else text), Fraction(1)
+    match = _SHARE.fullmatch(text)
+    try:
+        share = Fraction(match[1]) if match else Fraction(0)
+    except ValueError:
+        return None
+    return ("topk", share) if 0 < share <= 1 else None
+
+
 Name: TypeAlias = Annotated[
     str, Says("1 to 64 letters, digits, '.', '_' or '-', the first a letter or a digit", _matches(_NAME))
 ]
@@ -115,6 +131,14 @@ BelowOne: TypeAlias = Annotated[float, Says("a number from 0 to below 1", lambda
 Accuracy: TypeAlias = Annotated[float | None, Says("a number above 0, at most 1", lambda v: v is None or 0 < v <= 1)]
 Epochs: TypeAlias = Annotated[
     tuple[float, ...] | None, Says("a list of epochs, rising and above 0, such as [120, 130]", _rises)
+]
+
+Compress: TypeAlias = Annotated[
+    str,
+    Says(
+        '"none", "float16", "bfloat16", "int8", or "topk:" and the share that is sent, such as "topk:0.01"',
+        lambda v: parse_compress(v) is not None,
+    ),
 ]
 
 Duration: TypeAlias = Annotated[str, Says(_A_DURATION, _is_duration)]

@@ -7,16 +7,16 @@ Must not know: what is said over it, reconnecting.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from rudra_zmq.net.addresses import parse
 from rudra_zmq.net.auth import KeyPair
 from rudra_zmq.net.bulk import BulkError, BulkInbox, BulkReceiver, BulkSender
 from rudra_zmq.net.channel import Channel
 from rudra_zmq.net.sockets import WINDOW, Context
-from rudra_zmq.node.vectors import Carrier
 from rudra_zmq.wire.codec import CHUNK, Buffer, WireError, decode_from_node, encode_data
 from rudra_zmq.wire.messages.data import Bulk, Chunk, Credit, FromNode, Message
 from rudra_zmq.wire.seal import SealError
@@ -25,6 +25,14 @@ SLICE = 0.1
 """Seconds between two looks at everything that is not a message."""
 
 M = TypeVar("M", bound=Message)
+
+
+class Bytes(Protocol):
+    """What travels in chunks: a vector, or an array."""
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes."""
 
 
 class LinkLost(Exception):
@@ -54,6 +62,7 @@ class Link:
         self._chunk = CHUNK
         self._out = BulkSender(self._send, WINDOW)
         self._in = BulkInbox(self._send_credit, WINDOW)
+        self._early: deque[FromNode] = deque()  # heard while a vector was on its way
 
     def wait_connected(self, seconds: float) -> None:
         """Raises LinkLost if nobody takes the connection in time."""
@@ -88,26 +97,26 @@ class Link:
         """A message that nobody waits for: it leaves now, or with the next one."""
         self._out.message(message)
 
-    def send_vector(self, key: int, vector: Carrier) -> None:
+    def send_vector(self, key: int, vector: Bytes) -> None:
         """A vector in chunks; it must stay as it is until the node has answered. Raises LinkLost."""
         self._out.vector(key, vector.data)
         self._flush()
 
-    def expect(self, key: int, vector: Carrier) -> BulkReceiver:
+    def expect(self, key: int, vector: Bytes) -> BulkReceiver:
         """Chunks under `key` go into `vector`; see `complete` of what is returned."""
         return self._in.expect(key, vector.data, chunk=self._chunk)
 
     def finish(self, receiver: BulkReceiver) -> None:
         """Wait for the rest of a vector. Raises LinkLost."""
         while not receiver.complete:
-            self._step(SLICE)
+            self._keep(self._step(SLICE))
         self._in.take(receiver.key)
 
     def receive(self, *kinds: type[M], seconds: float | None = None) -> M:
         """The next message of these kinds; others are nobody's any more. Raises LinkLost (past `seconds`, too)."""
         end = None if seconds is None else time.monotonic() + seconds
         while True:
-            message = self._step(SLICE)
+            message = self._early.popleft() if self._early else self._step(SLICE)
             if isinstance(message, kinds):
                 return message
             if end is not None and time.monotonic() > end:
@@ -119,7 +128,11 @@ class Link:
 
     def _flush(self) -> None:
         while not self._out.pump():
-            self._step(SLICE / 10 if self._out.blocked else SLICE)
+            self._keep(self._step(SLICE / 10 if self._out.blocked else SLICE))
+
+    def _keep(self, message: FromNode | None) -> None:
+        if message is not None:
+            self._early.append(message)
 
     def _step(self, seconds: float) -> FromNode | None:
         """One message, if one comes: chunks and credit are dealt with here."""

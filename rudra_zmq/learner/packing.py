@@ -5,6 +5,7 @@ Owns: the memory for encoded vectors where none is shared. Must not know: torch,
 
 from __future__ import annotations
 
+from rudra_zmq.learner.feedback import Feedback
 from rudra_zmq.node.vectors import Packed, Vector, carrier
 from rudra_zmq.update.codecs import Scratch
 from rudra_zmq.wire.compress import Form
@@ -19,11 +20,7 @@ class Packing:
         self._scratch = Scratch(up.layout.P)
         self._outgoing = None if up.codec == "float32" else Packed(up)
         self._incoming = weights if down.codec == "float32" else carrier(down)
-
-    @property
-    def encodes(self) -> bool:
-        """Whether a gradient travels as something else than float32."""
-        return self._outgoing is not None
+        self.feedback = Feedback(up.layout.P) if up.codec == "topk" else None
 
     @property
     def incoming(self) -> Vector | Packed:
@@ -35,13 +32,15 @@ class Packing:
         if version is not self._weights:
             version.decode(self._weights)
 
-    def pack(self, gradient: Vector, slot: Vector | Packed | None) -> tuple[Vector | Packed, bool]:
-        """A gradient as it is to be sent, in ``slot`` where there is one, and whether it is finite (there looked at).
+    def pack(self, gradient: Vector, slot: Vector | Packed | None, seq: int) -> tuple[Vector | Packed, bool]:
+        """Gradient number ``seq`` as it is to be sent, in ``slot`` where there is one, and whether it is finite.
 
         Without a slot and an encoding it is sent as it is, and the node looks.
         """
         target = slot or self._outgoing or gradient
         if isinstance(target, Packed):
+            if self.feedback is not None:
+                return target, self.feedback.pack(gradient, target, seq)
             return target, target.encode(gradient, self._scratch)
         if slot is None:
             return target, True

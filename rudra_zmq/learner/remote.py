@@ -22,6 +22,7 @@ from rudra_zmq.config.load import job_from_toml
 from rudra_zmq.core.events import Clock, Lease, Span
 from rudra_zmq.errors import Rejected, UsageError
 from rudra_zmq.learner.exchange import Answer, Gradient, Job, RuleVerdict
+from rudra_zmq.learner.feedback import Feedback
 from rudra_zmq.learner.guard import guard
 from rudra_zmq.learner.keys import Keys
 from rudra_zmq.learner.line import ANSWER_S, GIVE_UP_S, Line, NodeLost, hello_of
@@ -49,6 +50,7 @@ from rudra_zmq.wire.messages.data import (
     Rule,
     RuleReply,
     SendInit,
+    SendResidual,
     Want,
     Welcome,
 )
@@ -83,6 +85,7 @@ class RemoteExchange:
         self._slot: Vector | Packed | None = None  # in it, for the next gradient
         self._shown: Shown | None = None  # the weights, where they are not copied
         self._clock = Clock(0, 0)
+        self._feedback: Feedback | None = None  # of topk
         keys = Keys(spec)
         self._context = make_context("data")
         self._line = Line(self._context, spec, keys, "learner", self._look, self._opened, give_up_s)
@@ -133,6 +136,7 @@ class RemoteExchange:
             raise Rejected(f"the model is too large to be described: {error}", where="attach", fix=fix) from None
         self._attach, self._layout, self._weights, self._gradient = message, layout, weights, gradient
         self._packing = Packing(*forms(self._wire, layout), weights)
+        self._feedback = self._packing.feedback
         self._line.keep_on(self._say_attach)
         self._line.greeting.append(self._say_attach)
 
@@ -190,7 +194,10 @@ class RemoteExchange:
                 said = True
                 self._send_push(gradient, source)
 
-        return self._answer(exchange, gradient.clock.generation)
+        answer = self._answer(exchange, gradient.clock.generation)
+        if self._feedback is not None:
+            self._feedback.answered(seq, answer.verdict == "accepted" and answer.ack == seq)
+        return answer
 
     def want(self) -> Answer:
         """Answered at once by the node."""
@@ -232,6 +239,8 @@ class RemoteExchange:
         self._may_leave = False
         if self._line.connected:
             with contextlib.suppress(LinkLost):
+                if self._feedback is not None and reason != "failed":
+                    self._feedback.say(self._line.now)
                 self._line.now.send(_bye(reason, text))
 
     def close(self) -> None:
@@ -254,6 +263,8 @@ class RemoteExchange:
             self._line.now.send_vector(answer.key, self._weights)
             self._line.now.send(InitDone(key=answer.key, nbytes=len(self._weights.data)))
         self._receive_weights(answer.key, answer.nbytes)
+        if self._feedback is not None:
+            self._feedback.hear(self._line.now, answer, self._clock.generation)
         self._clock = Clock(answer.generation, answer.timestamp)
         if self._welcome.shm:
             self._share(self._welcome.shm)
@@ -275,7 +286,7 @@ class RemoteExchange:
         try:
             nbytes, finite = 0, True
             if gradient.count:
-                packed, finite = self._packing.pack(source, self._slot)
+                packed, finite = self._packing.pack(source, self._slot, self._seq)
                 nbytes = len(packed.data)
                 if self._slot is None:
                     self._line.now.send_vector(self._key, packed)
@@ -301,7 +312,10 @@ class RemoteExchange:
     # ---- what is heard
 
     def _receive_grant(self) -> Grant:
-        grant = self._line.receive(Grant)
+        while not isinstance(grant := self._line.receive(Grant, SendResidual), Grant):
+            assert isinstance(grant, SendResidual)
+            if self._feedback is not None:
+                self._feedback.say(self._line.now, grant.seq)
         self._expects_grant = False
         self._take(grant)
         if grant.done:
@@ -379,7 +393,7 @@ class RemoteExchange:
 
     def _look(self) -> None:
         """While something waits: is there still a point in it?"""
-        if self.leaving and self._may_leave:
+        if self.leaving and self._may_leave and not (self._feedback is not None and self._feedback.stays()):
             raise Leaving
         if self._pulse is not None and self._line.stands:
             link = self._line.now

@@ -15,6 +15,7 @@ from rudra_zmq.core.events import Action, Clock, Event, GradientId, Grant, Push,
 from rudra_zmq.errors import Rejected
 from rudra_zmq.net.bulk import BulkError
 from rudra_zmq.node.post import Courier
+from rudra_zmq.node.residuals import Residuals
 from rudra_zmq.node.sessions import Session
 from rudra_zmq.node.slots import Slot
 from rudra_zmq.node.work import Work, new_key
@@ -33,9 +34,10 @@ class Turn(Protocol):
 class Exchange:
     """All learners' exchanges."""
 
-    def __init__(self, work: Work, turn: Turn) -> None:
+    def __init__(self, work: Work, turn: Turn, residuals: Residuals) -> None:
         self._work = work
         self._turn = turn
+        self._residuals = residuals
         self._wanting: Session | None = None  # whose Want is being answered
 
     # ---------------------------------------------------------------------------------------- coming in
@@ -47,7 +49,10 @@ class Exchange:
         except BulkError as error:
             self._work.sessions.drop("foreign-chunk" if error.reason == "key" else f"chunk-{error.reason}")
             return
-        if session is None or message.key != session.key:
+        if session is None:
+            return
+        if message.key != session.key:
+            self._residuals.chunk(session, courier, receiver)
             return
         # In the cache still. An element that is cut by the end of a chunk is looked at with the next one.
         if session.finite:
@@ -152,6 +157,7 @@ class Exchange:
     def _count(self, session: Session, message: wire.Push, event: Push, accepted: bool) -> None:
         work = self._work
         if accepted and work.figures is not None:
+            session.accepted = message.seq
             session.gradients += 1
             session.samples += event.count
             if math.isfinite(message.compute_s):

@@ -15,6 +15,7 @@ from rudra_zmq.node.exchange import Exchange
 from rudra_zmq.node.figures import share_of
 from rudra_zmq.node.opening import Opening
 from rudra_zmq.node.report import Report
+from rudra_zmq.node.residuals import Residuals
 from rudra_zmq.node.saving import Saving
 from rudra_zmq.node.sessions import Connection, Session, Turned
 from rudra_zmq.node.sharing import Sharing
@@ -32,12 +33,13 @@ class Lead:
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.saving = Saving(work, self._written)
+        self.residuals = Residuals(work)
+        self.saving = Saving(work, self._written, self.residuals)
         self.turns = Turns(work, self.saving)
         self.watch = Watch(work, self._give_up)
-        self.opening = Opening(work, self.turns.turn, self.fail, self.watch.fence)
+        self.opening = Opening(work, self.turns.turn, self.fail, self.watch.fence, self.residuals)
         self.sharing = Sharing(work)
-        self.exchange = Exchange(work, self.turns.turn)
+        self.exchange = Exchange(work, self.turns.turn, self.residuals)
         self.testing = Testing(work, self._accuracy)
         self.ending = Ending(work, self.saving, self.turns.turn, self._progress, self.testing)
         self.report = Report(work, self.opening, self.saving, self.ending)
@@ -116,6 +118,8 @@ class Lead:
                 self.opening.rule(session, message)
             case wire.Data():
                 self.opening.data(session, message)
+            case wire.Residual():
+                self.residuals.announced(session, courier, message)
             case wire.InitDone():
                 self.opening.init_done(session, message)
             case wire.Want():
@@ -232,6 +236,7 @@ class Lead:
         for peer in work.sessions.peers(session):
             work.post.drop(peer)
         work.sessions.end(session)
+        self.residuals.ended(session)
         if work.model is not None:
             work.model.versions.release(session.reader)
         if why and not self.ending.over:
@@ -308,6 +313,7 @@ class Lead:
         self.watch.look()
         work.give_room()
         self.opening.look()
+        self.residuals.look()
         if work.sync is not None and work.started:
             due = work.sync.next_deadline()
             if due is not None and due <= now:

@@ -22,7 +22,7 @@ from rudra_zmq.node import rule as rules
 from rudra_zmq.node.apply import Applier
 from rudra_zmq.node.budget import Demand, Limit
 from rudra_zmq.node.slots import SlotTable
-from rudra_zmq.node.vectors import Vector
+from rudra_zmq.node.vectors import F32, Vector
 from rudra_zmq.node.versions import Versions
 from rudra_zmq.update.rules import RULES, RuleSpec
 from rudra_zmq.wire.codec import CHUNK
@@ -30,7 +30,7 @@ from rudra_zmq.wire.compress import forms
 from rudra_zmq.wire.layout import Layout
 from rudra_zmq.wire.messages.data import Attach, Rule
 
-_STATE = "state."
+_STATE, _RESIDUAL = "state.", "residual."
 
 
 def update_threads() -> int:
@@ -129,14 +129,17 @@ class Model:
 
     # -------------------------------------------------------------------------------------- snapshot
 
-    def vectors(self, aside: Vector, optimiser: Mapping[str, Any]) -> list[tensors.Tensor]:
-        """A snapshot's tensors: the vector's three parts and the optimiser's state, flat."""
+    def vectors(
+        self, aside: Vector, optimiser: Mapping[str, Any], residuals: Mapping[int, F32]
+    ) -> list[tensors.Tensor]:
+        """A snapshot's tensors: the vector's three parts, the optimiser's state, residuals by rank; all flat."""
         rows: list[tuple[str, tensors.Array]] = [
             ("params", aside.params),
             ("floats", aside.floats),
             ("ints", aside.ints),
         ]
         rows += [(_STATE + name, array) for name, array in optimiser.items()]
+        rows += [(f"{_RESIDUAL}{rank}", array) for rank, array in residuals.items()]
         return [
             tensors.Tensor(name, "I64" if array.dtype == np.int64 else "F32", (array.size,), array)
             for name, array in rows
@@ -154,6 +157,18 @@ class Model:
             self.applier.restore(state)
         self.versions.publish()
         self.exists = True
+
+    def residuals(self, vectors: Mapping[str, tensors.Array]) -> dict[int, F32]:
+        """Those of a snapshot by rank, where gradients still have any. ValueError where they are another model's."""
+        if self.up.codec != "topk":
+            return {}
+        found = {}
+        for name, values in vectors.items():
+            if name.startswith(_RESIDUAL):
+                if values.shape != (self.layout.P,) or values.dtype != np.float32:
+                    raise ValueError("its residuals are another model's")
+                found[int(name[len(_RESIDUAL) :])] = values.view(np.float32)
+        return found
 
     def rule_state(self) -> dict[str, Any] | None:
         """The rule and the rates in force, for a snapshot; None where there is no rule yet."""

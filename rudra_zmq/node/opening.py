@@ -27,13 +27,14 @@ from rudra_zmq.node.budget import TooLarge
 from rudra_zmq.node.evaluate import Mailbox
 from rudra_zmq.node.figures import Figures
 from rudra_zmq.node.model import Model
+from rudra_zmq.node.residuals import Residuals
 from rudra_zmq.node.sessions import Session
 from rudra_zmq.node.snapshot import Writer
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.node.versions import Unsendable
 from rudra_zmq.node.work import MEMORY, Work, new_key, told
 from rudra_zmq.wire.layout import diff
-from rudra_zmq.wire.messages.data import Attach, Data, InitDone, Ready, Rule, RuleReply, SendInit
+from rudra_zmq.wire.messages.data import Attach, Data, InitDone, Rule, RuleReply, SendInit
 
 MOST_AHEAD = 64  # leases beyond the one that is computed; more would only tie samples to a slow learner
 
@@ -58,8 +59,11 @@ class _Upload:
 class Opening:
     """``turn`` gives an event to the core; ``fail`` ends the job, ``fence`` a process."""
 
-    def __init__(self, work: Work, turn: Callable[[Event], None], fail: Callable[[str], None], fence: Fence) -> None:
+    def __init__(
+        self, work: Work, turn: Callable[[Event], None], fail: Callable[[str], None], fence: Fence, residuals: Residuals
+    ) -> None:
         self._work = work
+        self._residuals = residuals
         self._turn = turn
         self._fail = fail
         self._fence = fence
@@ -203,9 +207,8 @@ class Opening:
     def _version_0(self, model: Model, text: str) -> None:
         try:
             model.versions.publish()
-        except Unsendable:
-            codec = self._work.job.wire.compress_down
-            self._fail(f"version 0 {text} is too large for {codec}. Fix: give wire.compress_down another value")
+        except Unsendable as error:
+            self._fail(f"version 0 {text} is {error}. Fix: give wire.compress_down another value")
             return
         model.exists = True
         self._work.event("I", f"version 0 {text}")
@@ -220,17 +223,7 @@ class Opening:
         if not self._work.has_room(session):
             self._work.wait_for_room(session, lambda: self._ready(session))
             return
-        clock = self.clock
-        key = new_key()
-        self._work.send(
-            session, Ready(generation=clock.generation, timestamp=clock.timestamp, key=key, nbytes=self._nbytes)
-        )
-        self._work.send_weights(session, key, clock)
-
-    @property
-    def _nbytes(self) -> int:
-        assert self._work.model is not None
-        return self._work.model.down.nbytes
+        self._work.send_ready(session, self.clock, self._residuals.due(session))
 
     @property
     def clock(self) -> Clock:

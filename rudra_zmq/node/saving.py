@@ -10,7 +10,7 @@ one cost; and every planned stop. A duration: version 0, so often, and planned s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,8 +21,9 @@ from rudra_zmq.node import snapshot, spec
 from rudra_zmq.node.evaluate import Mailbox
 from rudra_zmq.node.figures import Figures
 from rudra_zmq.node.model import Model
+from rudra_zmq.node.residuals import Residuals
 from rudra_zmq.node.snapshot import Content, Loaded, Outcome, Store, Writer
-from rudra_zmq.node.vectors import Vector
+from rudra_zmq.node.vectors import F32, Vector
 from rudra_zmq.node.work import Work
 from rudra_zmq.wire.messages.data import Attach
 
@@ -33,8 +34,9 @@ COSTS = 50.0
 class Saving:
     """``written`` is called in the loop with the outcome of each snapshot."""
 
-    def __init__(self, work: Work, written: Callable[[Outcome], None]) -> None:
+    def __init__(self, work: Work, written: Callable[[Outcome], None], residuals: Residuals) -> None:
         self._work = work
+        self._residuals = residuals
         self._written = written
         self._store = Store(work.folder / "snapshots", work.job.servers.keep)
         self._writer = Writer(lambda outcome: work.off_loop(lambda: self._done(outcome)))
@@ -49,7 +51,7 @@ class Saving:
     @property
     def busy(self) -> bool:
         """Whether one is being written."""
-        return self._writer.busy
+        return self._writer.busy or self._residuals.gathering
 
     def wait(self, seconds: float) -> bool:
         """Wait for the one that is being written; False where it takes longer."""
@@ -99,10 +101,15 @@ class Saving:
             "members": [] if work.stopping else sync.counted,
             "finished": finished,
         }
-        vectors = model.vectors(self._aside, self._optimiser)
-        content = Content(sync.clock.generation, sync.clock.timestamp, vectors, state)
-        work.decisions.flush()
-        self._writer.start(lambda: self._write(content))
+        aside, clock = self._aside, sync.clock
+
+        def write(residuals: Mapping[int, F32]) -> None:
+            vectors = model.vectors(aside, self._optimiser, residuals)
+            content = Content(clock.generation, clock.timestamp, vectors, state)
+            work.decisions.flush()
+            self._writer.start(lambda: self._write(content))
+
+        self._residuals.gather(write)
         return True
 
     def _write(self, content: Content) -> Outcome:
@@ -151,7 +158,9 @@ class Saving:
         work, state = self._work, loaded.state
         model = Model(msgspec.convert(state["attach"], Attach), work.job, work.limit(), work.shares)
         model.restore_rule(state["rule"])
-        model.restore(snapshot.vectors(loaded))
+        vectors = snapshot.vectors(loaded)
+        model.restore(vectors)
+        self._residuals.restore(model.residuals(vectors))
         figures = Figures(int(state["samples"]))
         figures.restore(state["figures"])
         sync = Sync(

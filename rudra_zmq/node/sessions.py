@@ -61,6 +61,8 @@ class Session:
     expecting: bool = False  # the present connection's inbox knows `key`
     finite: bool = True  # what came of that gradient so far
     pushed: int = 0  # last seq that has a verdict
+    accepted: int = 0  # last seq of a gradient that counts
+    applied: int = 0  # and of one that an update has applied
     answered: int = -1  # last ack that was sent on the present connection
     process: Process | None = None  # where this host runs it
     turn: float = 0.0  # since when it is for its script to say what comes next, before its first mini-batch

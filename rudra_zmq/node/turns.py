@@ -51,7 +51,7 @@ class Turns:
     def connect(self, lead: Lead) -> None:
         """The parts of the node."""
         self.exchange, self.testing, self.watch = lead.exchange, lead.testing, lead.watch
-        self.ending, self.report = lead.ending, lead.report
+        self.ending, self.report, self.residuals = lead.ending, lead.report, lead.residuals
 
     def turn(self, event: Event, seen: Seen | None = None) -> None:
         """Give one event to the core and carry out what it decided, in order.
@@ -126,8 +126,12 @@ class Turns:
             lr = work.model.applier.update(decision, work.job.sync.protocol, batch)
         except NotFinite:
             raise Diverged(decision.update) from None
-        except Unsendable:
-            raise Diverged(decision.update, f"too large for {work.job.wire.compress_down}") from None
+        except Unsendable as error:
+            raise Diverged(decision.update, str(error)) from None
+        for entry in decision.entries:
+            session = work.sessions.session(entry.id.rank, entry.id.incarnation)
+            if session is not None:
+                self.residuals.applied(session, entry.id.seq)
         work.decisions.add(decision, lr)
         work.figures.updated(decision, lr)
 

@@ -116,7 +116,7 @@ class Versions:
             encoded, (_, new) = self._buffer(self._next), self._masters
             assert isinstance(encoded, Packed)
             if not encoded.encode(new, self._scratch) and new.finite():
-                raise Unsendable
+                raise Unsendable(f"too large for {self.form.codec}")
             self._masters.reverse()
         self._published += 1
         self._stamp(self._published)

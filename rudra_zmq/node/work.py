@@ -28,9 +28,10 @@ from rudra_zmq.node.model import Model
 from rudra_zmq.node.post import Post
 from rudra_zmq.node.sessions import Session, Sessions
 from rudra_zmq.node.spec import NodeSpec
+from rudra_zmq.node.vectors import F32
 from rudra_zmq.wire.codec import clip, refusal
 from rudra_zmq.wire.messages.control import NodeDone, NodeEvent
-from rudra_zmq.wire.messages.data import Bulk, Message
+from rudra_zmq.wire.messages.data import Bulk, Message, Ready
 
 Level = Literal["I", "W", "E"]
 
@@ -220,6 +221,18 @@ class Work:
                 model.versions.release(session.reader)
 
         self.post.to(session.peer).vector(key, vector.data, sent)
+
+    def send_ready(self, session: Session, clock: Clock, residual: F32 | None) -> None:
+        """That there is a version, the newest one (its clock is ``clock``), and what topk is to go on from."""
+        assert self.model is not None
+        key, after = new_key(), 0 if residual is None else new_key()
+        nbytes = self.model.down.nbytes
+        timestamp, generation = clock.timestamp, clock.generation
+        ready = Ready(generation=generation, timestamp=timestamp, key=key, nbytes=nbytes, residual=after)
+        self.send(session, ready)
+        self.send_weights(session, key, clock)
+        if residual is not None and session.peer is not None:
+            self.post.to(session.peer).vector(after, residual.data, lambda: None)
 
     def show_weights(self, session: Session, clock: Clock) -> int:
         """The newest version (its clock is ``clock``) as it lies in shared memory: which one, kept until the next."""

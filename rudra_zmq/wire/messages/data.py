@@ -148,6 +148,15 @@ class InitDone(Message, frozen=True, tag="init_done"):
     nbytes: Count
 
 
+class Residual(Message, frozen=True, tag="residual"):
+    """What topk holds back at this learner follows in chunks under ``key``: as it is after gradient ``seq``.
+
+    Answers SendResidual; also said before a Bye in peace."""
+
+    key: Count
+    seq: Count
+
+
 class Credit(Message, frozen=True, tag="credit"):
     """The receiver of chunks has room for ``chunks`` more (both directions)."""
 
@@ -246,12 +255,20 @@ class SendInit(Message, frozen=True, tag="send_init"):
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """A version exists: its chunks follow under ``key``."""
+    """A version exists: its chunks follow under ``key``. Then, where ``residual`` is not 0, under that key the float32
+    of what topk is to hold back at first; else that is what the learner has of this generation, or zeros."""
 
     generation: Count
     timestamp: Count
     key: Count
     nbytes: Count
+    residual: Count = 0
+
+
+class SendResidual(Message, frozen=True, tag="send_residual"):
+    """A snapshot is made: upload what topk holds back, as it is after gradient ``seq``."""
+
+    seq: Count
 
 
 class RuleReply(Message, frozen=True, tag="rule_reply"):
@@ -318,7 +335,21 @@ class Finish(Message, frozen=True, tag="finish"):
 
 
 ToNode: TypeAlias = (
-    Hello | Attach | Rule | Data | Chunk | Push | Want | InitDone | Credit | Mapped | Ping | Log | TestResult | Bye
+    Hello
+    | Attach
+    | Rule
+    | Data
+    | Chunk
+    | Push
+    | Want
+    | InitDone
+    | Residual
+    | Credit
+    | Mapped
+    | Ping
+    | Log
+    | TestResult
+    | Bye
 )
 FromNode: TypeAlias = (
     Welcome
@@ -326,6 +357,7 @@ FromNode: TypeAlias = (
     | SendInit
     | Segments
     | Ready
+    | SendResidual
     | RuleReply
     | Grant
     | Chunk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from rudra_zmq.errors import Rejected
 from rudra_zmq.node import rule as rules
 from rudra_zmq.node.apply import Applier, NotFinite
 from rudra_zmq.node.slots import SlotTable
-from rudra_zmq.node.vectors import F32
+from rudra_zmq.node.vectors import F32, Vector
 from rudra_zmq.node.versions import Versions
-from rudra_zmq.update.rules import RuleSpec, new_state, reference_step
+from rudra_zmq.update.codecs import Scratch
+from rudra_zmq.update.rules import RuleSpec, decode, new_state, reference_step
+from rudra_zmq.wire.compress import Form
 from rudra_zmq.wire.layout import Layout
 from rudra_zmq.wire.messages.data import Attach, GroupRates, Rule, TensorSpec
 
@@ -32,8 +35,8 @@ LAYOUT = Layout.of(
 class _Bench:
     """Versions, slots for two learners and an applier."""
 
-    def __init__(self, spec: RuleSpec, **options: Any) -> None:
-        self.slots = SlotTable(LAYOUT, 2)
+    def __init__(self, spec: RuleSpec, form: Form | None = None, **options: Any) -> None:
+        self.slots = SlotTable(LAYOUT, 2, form=form)
         for rank in range(3):
             self.slots.open(rank, 1)
         self.versions = Versions(LAYOUT, 5)
@@ -42,12 +45,19 @@ class _Bench:
         self.rng = np.random.Generator(np.random.PCG64(3))
 
     def gradient(self, rank: int, slot: int, count: int, mean: float = 0.0, steps: int = 0) -> F32:
-        place = self.slots.slot(rank, 1, slot)
-        place.vector.params[:] = self.rng.standard_normal(8).astype(np.float32)
-        place.vector.floats[:] = mean
-        place.vector.ints[:] = steps
+        """A gradient in its slot; what it decodes to."""
+        vector, place = Vector(LAYOUT), self.slots.slot(rank, 1, slot)
+        vector.params[:] = self.rng.standard_normal(8).astype(np.float32)
+        vector.floats[:] = mean
+        vector.ints[:] = steps
         place.count = count
-        return place.vector.params.copy()
+        if isinstance(place.vector, Vector):
+            place.vector.copy_from(vector)
+        elif place.vector.form.codec == "topk":
+            place.vector.encode_largest(vector, np.zeros(8, np.float32), np.zeros(8, np.float32))
+        else:
+            place.vector.encode(vector, Scratch(8))
+        return decode(place.vector.gradient).copy()
 
 
 def _entry(rank: int, slot: int, count: int, coefficient: float, folded: bool = False) -> Entry:
@@ -105,6 +115,26 @@ def test_folded_gradients_come_first() -> None:
         bench.applier.update(_decision(entries, update, fold=1 / 64), "async", 32)
         accumulator = np.float32(8.0) * first + np.float32(12.0) * second
         w = reference_step(spec, state, w, [(0.5, third)], (1 / 64, accumulator), 0.7, 1.0, 0.1)
+        np.testing.assert_array_equal(bench.versions.current.params, w)
+        np.testing.assert_array_equal(bench.versions.current.floats, (8 * 1.0 + 24 * 2.0 + 32 * 4.0) / 64)
+        np.testing.assert_array_equal(bench.versions.current.ints, 9)
+
+
+@pytest.mark.parametrize("codec", ["float16", "bfloat16", "int8", "topk"])
+def test_encoded_gradients_are_folded_and_summed_as_what_they_decode_to(codec: str) -> None:
+    """Buffers ride along as they are."""
+    spec = rules.job_spec(_job(clip_norm=1.0), LAYOUT)
+    bench = _Bench(spec, form=Form.of(LAYOUT, codec, Fraction(1, 2)), rates=rules.JobRates(_job(clip_norm=1.0), 1))
+    w = bench.versions.current.params.copy()
+    state = new_state(spec, 8)
+    for update in (1, 2):
+        folded = bench.gradient(0, 1, 8, mean=1.0, steps=5)
+        bench.applier.fold(Fold(GradientId(0, 1, 1), 1, 8.0, True))
+        second, third = bench.gradient(0, 0, 24, mean=2.0, steps=9), bench.gradient(1, 0, 32, mean=4.0, steps=7)
+        entries = [_entry(0, 1, 8, 0.1, True), _entry(0, 0, 24, 0.25), _entry(1, 0, 32, 0.5)]
+        bench.applier.update(_decision(entries, update, fold=1 / 64), "async", 32)
+        accumulator = np.zeros(8, np.float32) + np.float32(8.0) * folded
+        w = reference_step(spec, state, w, [(0.25, second), (0.5, third)], (1 / 64, accumulator), 0.85, 1.0, 0.1)
         np.testing.assert_array_equal(bench.versions.current.params, w)
         np.testing.assert_array_equal(bench.versions.current.floats, (8 * 1.0 + 24 * 2.0 + 32 * 4.0) / 64)
         np.testing.assert_array_equal(bench.versions.current.ints, 9)

@@ -199,3 +199,103 @@ def test_a_coded_gradient_that_is_not_one() -> None:
     over = Quantised(np.full(1, np.inf, np.float32), np.ones(10, np.int8))
     assert not engine.step(w, [(1.0, over)], None, 1.0, 1.0, 0.1, out).finite
     assert Sparse(np.array([1, 2], np.uint32), out[:2], 10).size == 10
+
+
+# ---- topk
+
+
+def by_hand(x: np.ndarray, k: int) -> list[int]:
+    ranked = sorted(range(x.size), key=lambda i: (-abs(float(x[i])), i))
+    return sorted(ranked[:k])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.one_of(finite_patterns, st.sampled_from([0, 0x80000000, 0x3F800000, 0xBF800000])), min_size=1, max_size=60
+    ),
+    st.data(),
+)
+def test_topk_takes_the_largest_and_of_equal_ones_the_first(bits: list[int], data: st.DataObject) -> None:
+    x = floats(bits)
+    k = data.draw(st.integers(1, x.size))
+    assert codecs.largest(x, k).tolist() == by_hand(x, k)
+    assert codecs.select(x, k).tolist() == by_hand(x, k)
+
+
+@pytest.mark.parametrize("kind", ["normal", "few values", "mostly zeros", "all zeros", "rising", "one large block"])
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.3, 1.0])
+def test_topk_of_many(kind: str, share: float) -> None:
+    """Where a sample says about where to cut, right or wrong."""
+    n = 3 * codecs.SAMPLE + 1234
+    rng = np.random.default_rng(9)
+    x = rng.standard_normal(n, dtype=np.float32)
+    if kind == "few values":
+        x = np.round(x)
+    elif kind == "mostly zeros":
+        x[rng.random(n) < 0.99999] = 0
+    elif kind == "all zeros":
+        x[:] = 0
+    elif kind == "rising":
+        x.sort()
+    elif kind == "one large block":
+        x[1::3] = 1e9 + rng.integers(0, 50, x[1::3].size) * 1e5  # where the sample does not look
+    k = math.ceil(share * n)
+    assert codecs.select(x, k).tolist() == codecs.largest(x, k).tolist()
+
+
+def test_topk_holds_back_what_it_does_not_send() -> None:
+    rng = np.random.default_rng(3)
+    n, k = STEP + 100, 70
+    indices, values = np.zeros(k, np.uint32), np.zeros(k, np.float32)
+    residual, rest, sent = np.zeros(n, np.float32), np.zeros(n, np.float32), np.zeros(n, np.float32)
+    for _ in range(5):
+        g = rng.standard_normal(n, dtype=np.float32)
+        before = residual.copy()
+        assert codecs.encode_topk(g, residual, rest, indices, values)
+        assert residual.tobytes() == before.tobytes()
+        x = g + before
+        assert indices.tolist() == codecs.largest(x, k).tolist() and values.tobytes() == x[indices].tobytes()
+        Sparse(indices, values, n).decode(sent)
+        assert np.count_nonzero(sent) == k and (sent + rest).tobytes() == x.tobytes()
+        residual, rest = rest, residual
+
+
+@pytest.mark.parametrize("where", ["gradient", "sum"])
+def test_topk_of_what_is_not_finite(where: str) -> None:
+    g, residual, rest = np.ones(100, np.float32), np.ones(100, np.float32), np.zeros(100, np.float32)
+    g[50] = np.nan if where == "gradient" else F32_MAX
+    residual[50] = F32_MAX
+    assert not codecs.encode_topk(g, residual, rest, np.zeros(3, np.uint32), np.zeros(3, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("indices", "sound"),
+    [([0, 1, 9], True), ([0, 0, 9], False), ([1, 0, 9], False), ([0, 1, 10], False), ([0, 1, 2**32 - 1], False)],
+)
+def test_indices_of_a_stranger(indices: list[int], sound: bool) -> None:
+    """They are seen, and hurt nobody where they came too late to be seen."""
+    given_ = Sparse(np.array(indices, np.uint32), np.ones(3, np.float32), 10)
+    assert given_.sound() == sound
+    around = np.full(12, 7, np.float32)
+    given_.decode(around[1:11])
+    assert around[0] == around[11] == 7
+
+
+@pytest.mark.parametrize("backend", ["compiled", "numpy"])
+def test_sparse_gradients_zero_ulp(backend: str) -> None:
+    if backend == "compiled":
+        pytest.importorskip("llvmlite")
+    rng = np.random.default_rng(6)
+    n = 9000
+    w, out = rng.standard_normal(n, dtype=np.float32), np.empty(n, np.float32)
+    terms = []
+    for share in (0.2, 0.3, 0.5):
+        x = rng.standard_normal(n, dtype=np.float32)
+        chosen = codecs.largest(x, 90)
+        terms.append((share, Sparse(chosen, x[chosen], n)))
+    spec = RuleSpec.of("adam", [GroupSpan(0, n, 1.0, 0.1)])
+    engine, state = CpuUpdate(spec, n, backend=backend), new_state(spec, n)
+    expected = reference_step(spec, state, w, terms, None, 1.0, 1.0, 0.1)
+    assert engine.step(w, terms, None, 1.0, 1.0, 0.1, out).finite
+    assert out.tobytes() == expected.tobytes()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import doctest
+from fractions import Fraction
 
 import pytest
 
+from rudra_zmq.errors import Rejected
 from rudra_zmq.wire import compress
 from rudra_zmq.wire.compress import CODECS, Form
 from rudra_zmq.wire.layout import Layout
@@ -41,3 +43,18 @@ def test_parts_are_aligned_and_apart(codec: str, params: int, floats: int, ints:
 
 def test_the_examples_of_the_page() -> None:
     assert doctest.testmod(compress).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("share", "params", "count"),
+    [("0.01", 100, 1), ("0.01", 101, 2), ("0.07", 100, 7), ("1", 5, 5), ("0.0001", 3, 1), ("0.29", 100, 29)],
+)
+def test_topk_counts_exactly(share: str, params: int, count: int) -> None:
+    """ceil(0.07 * 100) in floating point would be 8."""
+    form = Form.of(layout(params, 1, 1), "topk", Fraction(share))
+    assert (form.count, form.values_offset, form.floats_offset) == (count, 4 * count, 8 * count)
+
+
+def test_topk_of_more_than_it_can_name() -> None:
+    with pytest.raises(Rejected, match="topk can name 4294967296"):
+        Form.of(layout(2**32 + 1, 0, 0), "topk", Fraction(1, 100))

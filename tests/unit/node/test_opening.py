@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 from rudra_zmq.node import export
+from rudra_zmq.node.work import Diverged
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages import data as d
 from tests.unit.node.stage import ATTACH, Peer, Stage
@@ -474,3 +475,27 @@ def test_who_is_started_elsewhere_is_waited_for(stage_of: StageOf) -> None:
     stage.lead.command(c.LearnerGone(rank=0, incarnation=1, kind="lost", respawn=True))
     stage.settle()
     assert not stage.all(c.NodeDone)
+
+
+def test_a_version_0_that_cannot_be_sent_fails_the_job_with_the_fix(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, update=HALF)
+    peer = Peer(stage, 0)
+    peer.hello()
+    peer.say(ATTACH)
+    peer.upload(70000.0)
+    peer.say(d.Bye(reason="done"))
+    stage.settle()
+    stage.lead.tick()
+    (done,) = stage.all(c.NodeDone)
+    assert done.state == "FAILED"
+    assert done.reason == ("version 0 from rank 0 is too large for float16. Fix: give wire.compress_down another value")
+
+
+def test_weights_that_grow_too_large_to_be_sent_end_the_node(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, update=HALF)
+    (peer,) = stage.crew(1)
+    with pytest.raises(Diverged, match="at update 1 the weights are too large for float16; back to the last snapshot"):
+        peer.push(-1e6)
+
+
+HALF = 'rule = "sgd"\nlr = 0.5\nschedule = {kind = "constant"}\n[wire]\ncompress_down = "float16"'

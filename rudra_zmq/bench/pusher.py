@@ -91,7 +91,7 @@ def main() -> int:
         return stamps(int(order["rounds"]), pusher.round)
 
     try:
-        orders.ready(spec.rank, shared=pusher.shared, copied=pusher.copied, encrypt=getattr(wire, "encrypt", False))
+        orders.ready(spec.rank, shared=pusher.shared, copied=pusher.copied, encrypt=wire.encrypt)
         orders.work(rounds)
     except RudraError as error:
         print(f"rudra: {error}", file=sys.stderr)  # the other end has heard it, the job's log should too

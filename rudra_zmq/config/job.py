@@ -169,7 +169,7 @@ class ServersSection(Section, frozen=True):
 
 
 class WireSection(Section, frozen=True):
-    """How gradients go up and weights down. The encoding is part of what a job computes, whatever carries its vectors."""
+    """How gradients go up and weights down. The encodings are part of what a job computes, whatever carries them."""
 
     compress: kinds.Compress = "none"
     compress_down: Literal["none", "float32", "float16", "bfloat16", "int8"] = "none"

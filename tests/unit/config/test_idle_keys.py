@@ -52,6 +52,13 @@ REFUSED: list[tuple[dict[str, Any], str, list[Any], str, str]] = [
     (ASYNC, "update.reference_batch", [128], "{} has no meaning with the protocol async", PROTOCOL),
     (HARD, "update.reference_batch", [128], "{} has no meaning without update.scaling", SCALING),
     (
+        {**TASK, "wire.compress_down": "int8"},
+        "learners.weights",
+        ["shared"],
+        '{} cannot be with wire.compress_down = "int8": encoded weights are copied',
+        "remove it, or change wire.compress_down",
+    ),
+    (
         {**TASK, "servers.snapshot": "none"},
         "servers.keep",
         [1, 2, 5],
@@ -124,6 +131,7 @@ NEUTRAL: list[tuple[dict[str, Any], str, list[Any]]] = [
     (ALONE, "sync.max_staleness", ["none"]),
     (ALONE, "sync.modulation", ["none"]),
     (ALONE, "sync.warmup_epochs", [0]),
+    ({**TASK, "wire.compress_down": "int8"}, "learners.weights", ["auto", "copy"]),
 ]
 
 

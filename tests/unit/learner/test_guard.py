@@ -43,12 +43,14 @@ from rudra_zmq.learner.attach import AttachedModel
 from rudra_zmq.learner.guard import guard
 from rudra_zmq.net.shm import Segment
 from rudra_zmq.node.memory import create, size, vectors
+from rudra_zmq.wire.compress import Form
 
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 300_000))
 attached = AttachedModel(model)
-owner, _ = create("versions", attached.layout, 3, sealed=True)
-versions = vectors(Segment.map(os.dup(owner.fd), size(attached.layout, 3), writable=False), attached.layout, 3)
+form = Form.of(attached.layout, "float32")
+owner, _ = create("versions", form, 3, sealed=True)
+versions = vectors(Segment.map(os.dup(owner.fd), size(form, 3), writable=False), form, 3)
 attached.load(versions[1])
 w, b = model[2].weight, model[0].bias
 results = []

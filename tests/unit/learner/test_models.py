@@ -25,6 +25,7 @@ from rudra_zmq.node.memory import vectors
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.node.versions import Versions
 from rudra_zmq.update.rules import GroupSpan, RuleSpec, new_state, reference_step
+from rudra_zmq.wire.compress import Form
 from tests.unit.learner.world import Remembering, alone, batches_by_hand, data, job, loss_of, net, normed
 
 Make = Callable[[], nn.Module]
@@ -41,7 +42,7 @@ class Showing(Remembering):
         segment = self._versions.segment
         assert segment is not None
         mapped = Segment.map(os.dup(segment.fd), segment.nbytes, writable=False)
-        self._places = vectors(mapped, layout, self._versions.count)
+        self._places = vectors(mapped, Form.of(layout, "float32"), self._versions.count)
         self._at: int | None = None
 
     def close(self) -> None:

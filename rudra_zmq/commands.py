@@ -54,6 +54,10 @@ def run(command: click.Command, argv: Sequence[str] | None, name: str) -> int:
     """Run a command to its end: every error is a line with its fix. Returns the exit status."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  closed by whoever called: it wants no output
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    return _flushed(_run(command, argv, name))
+
+
+def _run(command: click.Command, argv: Sequence[str] | None, name: str) -> int:
     try:
         status = command.main(args=list(argv) if argv is not None else None, prog_name=name, standalone_mode=False)
         return int(status or EXIT_OK)
@@ -82,6 +86,20 @@ def run(command: click.Command, argv: Sequence[str] | None, name: str) -> int:
         where = f" ({error.filename})" if error.filename else ""
         fail(f"{error.strerror or error}{where}. Fix: check the path, its permissions and the room on its disk")
         return EXIT_FAILED
+
+
+def _flushed(status: int) -> int:
+    """Write what is still held back. Where that fails Python would do it once more at its end, and exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if status == EXIT_OK:
+                fail(f"output could not be written: {error.strerror or error}. Fix: make room, or write it elsewhere")
+                status = EXIT_FAILED
+    return status
 
 
 def _nowhere() -> bool:

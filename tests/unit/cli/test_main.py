@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from rudra_zmq import commands
 from rudra_zmq.cli.base import COMMANDS
 from rudra_zmq.cli.main import main
 
@@ -150,3 +152,19 @@ def test_why_a_daemon_without_words_did_not_start(tmp_path: Path, monkeypatch: p
     full = os.statvfs_result((4096, 4096, 50, 0, 0, 9, 9, 9, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     assert without_words(tmp_path, 1) == f"the disk is full ({tmp_path}). Fix: make room on it"
+
+
+@pytest.mark.parametrize(("status", "ends"), [(0, 1), (130, 130)])
+def test_output_that_cannot_be_written_at_the_end(
+    status: int, ends: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command()
+    def command() -> int:
+        sys.stdout.write("held back")
+        return status
+
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert commands.run(command, [], "rudra") == ends
+        full.flush()  # as Python does at its end, which would make it exit with 120
+    assert ("output could not be written" in capsys.readouterr().err) == (status == 0)

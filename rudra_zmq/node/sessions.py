@@ -201,7 +201,7 @@ class Sessions:
             self._connections.pop(old.peer, None)
         connection = Connection(peer, hello.role, hello.rank, hello.incarnation, hello.pid, hello.key)
         self._connections[peer] = self._places[place] = connection
-        if hello.versions and hello.role != "pulse":
+        if hello.versions and hello.role in ("learner", "evaluator"):  # a pulse's process has said it already
             who = "evaluator" if hello.role == "evaluator" else f"learner {hello.rank}"
             self._versions[who] = dict(itertools.islice(hello.versions.items(), MOST_VERSIONS))
         if hello.role != "learner":

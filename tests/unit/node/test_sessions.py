@@ -51,6 +51,13 @@ def test_versions_are_told_once_and_with_their_owners_where_they_differ(sessions
     assert sessions.versions() == new
 
 
+def test_the_evaluators_pulse_tells_no_learners_versions(sessions: Sessions) -> None:
+    sessions.hello(b"0", _hello(versions={"torch": "2.1"}), 0.0)
+    for role in ("evaluator", "evaluator-pulse"):
+        sessions.hello(role.encode(), _hello(role, versions={"torch": "2.2"}), 0.0)
+    assert sessions.versions() == {"torch": "2.1 (learner 0); 2.2 (evaluator)"}
+
+
 def test_versions_are_bounded(sessions: Sessions) -> None:
     many = {f"v{i}": "x" * 256 for i in range(256)}
     for rank in range(4):

@@ -20,6 +20,7 @@ from rudra_zmq.node.work import Work
 from rudra_zmq.wire.messages.control import NodeFence
 
 _log = log.get("node")
+HUNG_S = 2.0  # between two looks, of which there are two a second
 
 
 class Watch:
@@ -28,11 +29,16 @@ class Watch:
     def __init__(self, work: Work, lost: Callable[[Session, str], None]) -> None:
         self._work = work
         self._lost = lost
+        self._looked = work.clock()
 
     def look(self) -> None:
         """To be called every second, from the loop that serves: a node that hangs judges nobody."""
         now = self._work.clock()
+        hung, self._looked = now - self._looked, now
         for session in self._work.sessions.all:
+            if hung > HUNG_S:  # what was said meanwhile may not be read yet
+                session.heard = min(now, session.heard + hung)
+                session.fenced_at = None if session.fenced_at is None else session.fenced_at + hung
             if session.process is None and self._work.is_here(session.host, session.pid):
                 session.process = Process(session.pid)
             if session.fenced_at is not None:

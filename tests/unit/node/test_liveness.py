@@ -190,6 +190,19 @@ def test_one_that_only_slept_goes_on(stage_of: StageOf) -> None:
     assert sleeper.hear().verdict == "accepted"
 
 
+def test_a_node_that_hung_itself_judges_nobody(stage_of: StageOf) -> None:
+    """What they said meanwhile may lie behind other messages: the tick can come before it is read."""
+    stage = stage_of(protocol="async", sync="n = 2")
+    alive, silent = stage.crew(2)
+    stage.pass_time(5.0, alive=[alive])
+    stage.pass_time(40.0, step=40.0)
+    assert not stage.all(c.NodeFence)
+    stage.pass_time(4.0, alive=[alive])
+    assert not stage.all(c.NodeFence)
+    stage.pass_time(2.0, alive=[alive])  # 10 s of the node's own time in all
+    assert [fence.rank for fence in stage.all(c.NodeFence)] == [1]
+
+
 def test_the_pulse_is_a_sign_of_life(stage_of: StageOf) -> None:
     stage = stage_of(protocol="async", sync="n = 2")
     alive, computing = stage.crew(2)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from rudra_zmq.core.events import Clock, Event, Join, Start
 from rudra_zmq.core.sync import Sync
@@ -32,17 +31,12 @@ from rudra_zmq.node.sessions import Session
 from rudra_zmq.node.snapshot import Writer
 from rudra_zmq.node.vectors import Vector
 from rudra_zmq.node.versions import Unsendable
+from rudra_zmq.node.watch import Fence
 from rudra_zmq.node.work import MEMORY, Work, new_key, told
 from rudra_zmq.wire.layout import diff
 from rudra_zmq.wire.messages.data import Attach, Data, InitDone, Rule, RuleReply, SendInit
 
 MOST_AHEAD = 64  # leases beyond the one that is computed; more would only tie samples to a slow learner
-
-
-class Fence(Protocol):
-    """Asks for the end of a session's process."""
-
-    def __call__(self, session: Session, reason: str, *, hard: bool) -> None: ...
 
 
 @dataclass
@@ -87,7 +81,7 @@ class Opening:
         if self._upload is not None and session is self._upload.session:  # it lost its connection: once more
             self._upload = None
         if model.exists:
-            self._ready(session)
+            self._ready(session, model)
         elif self._work.job.job.init and self._reading is None and not self._work.over:
             self._load_init(model)
         self.look()
@@ -214,14 +208,14 @@ class Opening:
         self._work.event("I", f"version 0 {text}")
         for session in self._work.sessions.all:
             if session.attached and not session.ready:
-                self._ready(session)
+                self._ready(session, model)
         self.look()
 
-    def _ready(self, session: Session) -> None:
+    def _ready(self, session: Session, model: Model) -> None:
         session.ready = True
         session.turn = self._work.clock()
         if not self._work.has_room(session):
-            self._work.wait_for_room(session, lambda: self._ready(session))
+            self._work.wait_for_room(session, lambda: self._ready(session, model))
             return
         self._work.send_ready(session, self.clock, self._residuals.due(session))
 
@@ -301,8 +295,9 @@ class Opening:
         """A session ended: if it was uploading, the next one does. It has the time to come back."""
         if self._upload is not None and session is self._upload.session:
             self._upload = None
-        if session.attached and not self._work.started:
-            self._first = self._work.clock()
+        now = self._work.clock()
+        if not self._work.started and (session.attached or now >= self.deadline()):
+            self._first = now
         self.look()
 
     def look(self) -> None:
@@ -315,7 +310,7 @@ class Opening:
             return
         model = work.model
         attached = [s for s in work.sessions.all if s.attached]
-        if work.clock() >= self.deadline() and len(attached) < work.job.learners.min:
+        if self._is_late() and len(attached) < work.job.learners.min:
             self._fail(f"{len(attached)} of at least {work.job.learners.min} learners came: {self.missing()}")
         elif model is not None and not model.exists:
             self._look_for_version_0(model)
@@ -361,8 +356,14 @@ class Opening:
     def _is_complete(self) -> bool:
         """All are here; or the time is up, and enough are."""
         here = self._here()
-        enough = len(here) >= self._work.job.learners.min
-        return enough and (self.expected <= here or self._work.clock() >= self.deadline())
+        return len(here) >= self._work.job.learners.min and (self.expected <= here or self._is_late())
+
+    def _coming(self) -> list[Session]:
+        """Those whose scripts are on their way to their models; ``_watch_scripts`` bounds that, not the deadline."""
+        return [s for s in self._work.sessions.all if not s.attached and self._owes(s)]
+
+    def _is_late(self) -> bool:
+        return self._work.clock() >= self.deadline() and not self._coming()
 
     def deadline(self) -> float:
         """When the job starts with those who are here, or fails; twice as long while nobody has come."""
@@ -370,14 +371,17 @@ class Opening:
         return self._born + 2 * patience if self._first is None else self._first + patience
 
     def missing(self) -> str:
-        """ "rank 2 missing, 12 s of 60 s": who is not here, and for how long it is waited."""
-        absent = self.expected - self._here()
-        coming = {rank for rank in absent if self._work.sessions.at(rank) is not None}
-        parts = [f"{_ranks(absent - coming)} missing"] if absent - coming else []
-        parts += [f"{_ranks(coming)} without a model yet"] if coming else []
-        patience = self._work.job.learners.deadline_s * (2 if self._first is None else 1)
-        waited = min(patience, self._work.clock() - (self.deadline() - patience))
-        return ", ".join([*parts, f"{waited:.0f} s of {patience:.0f} s"])
+        """ "rank 2 missing, 12 s of 60 s": who is not here or not ready, and for how long it is waited."""
+        now, learners = self._work.clock(), self._work.job.learners
+        slow = self._coming()
+        coming = self.expected & {s.rank for s in slow}
+        absent = self.expected - self._here() - coming
+        patience = learners.deadline_s * (2 if self._first is None else 1)
+        waited = min(patience, now - (self.deadline() - patience))
+        if coming and (not absent or now >= self.deadline()):  # who is missing then is given up
+            absent, waited, patience = set(), now - min(s.turn for s in slow), learners.step_timeout_s
+        groups = ((absent, "missing"), (coming, "without a model yet"))
+        return ", ".join([f"{_ranks(r)} {what}" for r, what in groups if r] + [f"{waited:.0f} s of {patience:.0f} s"])
 
     def reason(self) -> str:
         """Why training has not started, for people: who is waited for, for what, how long of how long."""

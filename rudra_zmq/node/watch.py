@@ -11,6 +11,7 @@ A silent process of this host that is at work is not fenced: step_timeout decide
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from rudra_zmq import log
 from rudra_zmq.core.sync import Sync
@@ -21,6 +22,12 @@ from rudra_zmq.wire.messages.control import NodeFence
 
 _log = log.get("node")
 HUNG_S = 2.0  # between two looks, of which there are two a second
+
+
+class Fence(Protocol):
+    """Asks for the end of a session's process."""
+
+    def __call__(self, session: Session, reason: str, *, hard: bool) -> None: ...
 
 
 class Watch:

@@ -193,7 +193,7 @@ def test_one_that_only_slept_goes_on(stage_of: StageOf) -> None:
 def test_a_node_that_hung_itself_judges_nobody(stage_of: StageOf) -> None:
     """What they said meanwhile may lie behind other messages: the tick can come before it is read."""
     stage = stage_of(protocol="async", sync="n = 2")
-    alive, silent = stage.crew(2)
+    alive, _ = stage.crew(2)
     stage.pass_time(5.0, alive=[alive])
     stage.pass_time(40.0, step=40.0)
     assert not stage.all(c.NodeFence)

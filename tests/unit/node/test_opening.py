@@ -330,6 +330,46 @@ def test_a_script_that_stops_short_of_its_model_is_ended_too(stage_of: StageOf) 
     assert (fence.rank, fence.incarnation) == (1, 2) and "attached its model" in fence.reason
 
 
+@pytest.mark.parametrize("attached", [0, 1])
+def test_a_script_that_takes_its_time_before_its_model_is_waited_for(stage_of: StageOf, attached: int) -> None:
+    """It reads its data first, say: that is the script's own code, which step_timeout bounds and no deadline."""
+    stage = stage_of(count=2, learners='deadline = "30s"\nmin = 2')
+    crew = [Peer(stage, rank) for rank in range(2)]
+    for peer in crew:
+        peer.hello()
+    for peer in crew[:attached]:
+        peer.say(ATTACH)
+    stage.pass_time(90.0, alive=crew)
+    assert stage.state() == "WAITING" and not stage.all(c.NodeDone)
+    assert stage.lead.opening.reason().endswith(" without a model yet, 90 s of 600 s)")
+    for peer in crew[attached:]:
+        peer.say(ATTACH)
+    crew[0].upload()
+
+
+def test_what_comes_in_the_place_of_a_script_that_never_came_to_its_model_is_waited_for(stage_of: StageOf) -> None:
+    stage = stage_of(count=2, learners='deadline = "30s"\nstep_timeout = "100s"\nmin = 2')
+    crew = [_attached(stage, 0), Peer(stage, 1)]
+    crew[1].hello()
+    stage.pass_time(101.0, alive=crew)
+    assert len(stage.all(c.NodeFence)) == 1
+    stage.lead.command(c.LearnerGone(rank=1, incarnation=1, kind="fenced", respawn=True))
+    stage.pass_time(29.0, alive=crew[:1])
+    assert stage.lead.opening.reason() == "1/2 learners (rank 1 missing, 29 s of 30 s)"
+    stage.pass_time(1.0, alive=crew[:1])
+    assert stage.lead.ending.over
+
+
+def test_who_is_missing_is_not_waited_for_longer_because_others_take_their_time(stage_of: StageOf) -> None:
+    stage = stage_of(count=3, learners='deadline = "30s"\nstep_timeout = "100s"')
+    crew = [_attached(stage, 0), Peer(stage, 1)]
+    crew[1].hello()
+    stage.pass_time(31.0, alive=crew)
+    assert crew[0].none(d.SendInit)  # rank 2 is given up, rank 1 is not
+    crew[1].say(ATTACH)
+    assert crew[0].take(d.SendInit)
+
+
 def test_who_is_here_without_a_model_is_not_called_missing(stage_of: StageOf) -> None:
     stage = stage_of(count=3, learners='deadline = "30s"')
     peers = [_attached(stage, 0), Peer(stage, 2)]

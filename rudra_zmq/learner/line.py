@@ -22,6 +22,7 @@ from rudra_zmq.learner.spec import LearnerSpec, NodeFile, read_node_file
 from rudra_zmq.net.addresses import parse, unreachable
 from rudra_zmq.net.retry import Backoff
 from rudra_zmq.net.sockets import Context
+from rudra_zmq.node import life
 from rudra_zmq.wire.codec import clip, error_of
 from rudra_zmq.wire.messages.data import Hello, Message, Refused, Welcome
 
@@ -50,6 +51,7 @@ def hello_of(spec: LearnerSpec, role: Literal["learner", "pulse", "evaluator", "
         incarnation=spec.incarnation,
         host=spec.host,
         pid=os.getpid(),
+        space=life.space(),
         versions=versions(),
     )
 

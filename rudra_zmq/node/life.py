@@ -4,11 +4,14 @@ Owns: the reading of /proc/PID/stat, and when a silent process is at work. Must 
 
 A thread that pings has no turn while another one holds the interpreter (a C call that does not let go of it): such a
 process is silent and computes. One that is stopped, gone, or another one by now is as silent as it seems.
+
+A PID means a process only within its namespace: containers may share a host's name and not its numbers.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +25,14 @@ class Stat(NamedTuple):
     state: str
     started: int
     cpu: int
+
+
+def space() -> int:
+    """The PID namespace (an inode) of this process, where /proc shows that one; 0 where it does not."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino if os.readlink("/proc/self") == str(os.getpid()) else 0
+    except OSError:
+        return 0
 
 
 def read(pid: int) -> Stat | None:

@@ -41,6 +41,7 @@ class Session:
     incarnation: int
     host: str
     pid: int
+    space: int  # PID namespace of pid
     public: str = ""  # key that its process has the secret of
     peer: bytes | None = None
     heard: float = 0.0
@@ -208,7 +209,7 @@ class Sessions:
             return connection, None
         session = self._sessions.get(hello.rank)
         if session is None:
-            session = Session(hello.rank, hello.incarnation, hello.host, hello.pid, hello.key)
+            session = Session(hello.rank, hello.incarnation, hello.host, hello.pid, hello.space, hello.key)
             self._sessions[hello.rank] = session
         session.peer = peer
         session.heard = session.turn = now

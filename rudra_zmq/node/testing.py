@@ -54,7 +54,7 @@ class Testing:
 
     def met(self, hello: Hello) -> None:
         """An evaluator said hello."""
-        here = self._work.is_here(hello.host, hello.pid)
+        here = self._work.is_here(hello.host, hello.pid, hello.space)
         self._process = Process(hello.pid) if here else None
         self.heard()
 

@@ -46,7 +46,7 @@ class Watch:
             if hung > HUNG_S:  # what was said meanwhile may not be read yet
                 session.heard = min(now, session.heard + hung)
                 session.fenced_at = None if session.fenced_at is None else session.fenced_at + hung
-            if session.process is None and self._work.is_here(session.host, session.pid):
+            if session.process is None and self._work.is_here(session.host, session.pid, session.space):
                 session.process = Process(session.pid)
             if session.fenced_at is not None:
                 self._fenced(session, now)

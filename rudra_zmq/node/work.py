@@ -18,7 +18,7 @@ from rudra_zmq.config.job import JobFile
 from rudra_zmq.core.events import Clock
 from rudra_zmq.core.sync import Sync
 from rudra_zmq.errors import RudraError
-from rudra_zmq.node import headroom
+from rudra_zmq.node import headroom, life
 from rudra_zmq.node.budget import Limit
 from rudra_zmq.node.decisions import DecisionLog
 from rudra_zmq.node.evaluate import Mailbox
@@ -130,9 +130,9 @@ class Work:
         """Whether the job has an evaluator: a task has, a script tests by itself."""
         return self.job.kind == "task"
 
-    def is_here(self, host: str, pid: int) -> bool:
+    def is_here(self, host: str, pid: int, space: int) -> bool:
         """Whether what a process says of itself means one of this host."""
-        return bool(self.spec.host) and host == self.spec.host and pid > 0
+        return bool(self.spec.host) and host == self.spec.host and pid > 0 and 0 < space == life.space()
 
     def check_weights(self) -> None:
         """Raises Diverged if the current version holds a NaN or an infinity.

@@ -50,6 +50,7 @@ class Hello(Message, frozen=True, tag="hello"):
     key: Short = ""
     host: Short = ""
     pid: Count = 0
+    space: Count = 0  # PID namespace that `pid` is of; 0: unknown
     versions: Names = {}
 
 

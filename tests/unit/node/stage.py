@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rudra_zmq.config import job_from_toml
+from rudra_zmq.node import life
 from rudra_zmq.node.decisions import DecisionLog
 from rudra_zmq.node.lead import Lead
 from rudra_zmq.node.metrics import MetricsCsv
@@ -157,7 +158,7 @@ class Peer:
 
     def hello(self, *, pulse: bool = False, **other: Any) -> None:
         fields = {"job": JOB, "token": TOKEN, "host": "h", "pid": 100 * self.rank + self.incarnation} | other
-        hello = {"rank": self.rank, "incarnation": self.incarnation} | fields
+        hello = {"rank": self.rank, "incarnation": self.incarnation, "space": life.space()} | fields
         self.say(d.Hello(role=self.role, **hello))  # type: ignore[arg-type]
         if pulse:
             self.stage.say(self.pulse, d.Hello(role="pulse", **hello))  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -144,6 +145,24 @@ def test_of_another_host_only_silence_is_known(stage_of: StageOf, host: _Host, h
     stage, alive = _silent_one(stage_of, host, here)
     _pass(stage, host, alive, 11)
     assert len(stage.all(c.NodeFence)) == 1
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_a_number_of_another_namespace_is_another_process(
+    stage_of: StageOf, host: _Host, monkeypatch: pytest.MonkeyPatch, unknown: bool
+) -> None:
+    """Containers that share a host's name: what has that number here may be busy for ever."""
+    stage, alive = _silent_one(stage_of, host)
+    assert life.space() > 0
+    if unknown:
+        monkeypatch.setattr(os, "readlink", lambda _: "1")  # the /proc of another namespace
+    newer = Peer(stage, 1, incarnation=2)
+    host.stats[102] = life.Stat("R", 50, 1000)
+    newer.hello(space=life.space() if unknown else 1)
+    for _ in range(11):
+        host.work(102)
+        stage.pass_time(1.0, alive=[alive])
+    assert [(fence.rank, fence.incarnation) for fence in stage.all(c.NodeFence)] == [(1, 2)]
 
 
 def test_what_this_host_tells_of_a_process() -> None:

@@ -266,9 +266,12 @@ class Lead:
 
     def _learner_gone(self, message: control.LearnerGone) -> None:
         if message.evaluator:
-            for peer in self.work.sessions.evaluators:
-                self.work.sessions.gone(peer)
-                self.work.post.drop(peer)
+            here = self.work.sessions.evaluators
+            if any(connection.incarnation > message.incarnation for connection in here):
+                return  # its successor was faster than the word of its death
+            for connection in here:
+                self.work.sessions.gone(connection.peer)
+                self.work.post.drop(connection.peer)
             self.testing.gone(for_good=not message.respawn and message.kind != "bye")
             return
         session = self.work.sessions.session(message.rank, message.incarnation)

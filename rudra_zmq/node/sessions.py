@@ -165,10 +165,10 @@ class Sessions:
         return connection.peer if connection else None
 
     @property
-    def evaluators(self) -> list[bytes]:
-        """The identities of both sockets of the evaluator's process."""
+    def evaluators(self) -> list[Connection]:
+        """Both sockets of the evaluator's process."""
         places = (self._places.get((role, 0)) for role in EVALUATOR)
-        return [connection.peer for connection in places if connection is not None]
+        return [connection for connection in places if connection is not None]
 
     def drop(self, reason: str) -> None:
         """Count something that was not taken."""

@@ -138,6 +138,20 @@ def test_an_evaluator_that_dies_is_replaced(stage_of: StageOf) -> None:
     assert _done(stage).progress.accuracy == 0.5
 
 
+def test_word_of_the_death_of_an_evaluator_that_was_replaced_concerns_nobody(stage_of: StageOf) -> None:
+    """The new one's Hello may be faster: it comes straight from there, the word by way of learnerd and psd."""
+    stage = stage_of(count=1, epochs=1, task=True)
+    (peer,) = stage.crew(1, samples=8)
+    _evaluator(stage)
+    _epoch(stage, peer)
+    new = _evaluator(stage, incarnation=2)
+    evaluate = new.take(d.Evaluate)
+    stage.lead.command(c.LearnerGone(rank=0, incarnation=1, kind="lost", respawn=True, evaluator=True))
+    _verdict(new, evaluate, 0.5)
+    peer.say(d.Bye(reason="done"))
+    assert _done(stage).progress.accuracy == 0.5
+
+
 @pytest.mark.parametrize("how", ["gone", "silent", "never came"])
 def test_an_evaluator_that_says_nothing_does_not_hold_the_end_for_ever(stage_of: StageOf, how: str) -> None:
     stage = stage_of(count=1, epochs=1, task=True)

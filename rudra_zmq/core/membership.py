@@ -181,7 +181,7 @@ class Membership:
 
     def slow_starters(self, now: float) -> list[tuple[int, float, float]]:
         """(rank, seconds so far, seconds at most) of each first mini-batch that takes longer than step_timeout."""
-        first = [s for s in self.sessions if s.first_step and s.step_deadline < math.inf]
+        first = [s for s in self.sessions if s.first_step]  # who has not begun it has a deadline of infinity
         taken = [(s.rank, now - s.step_deadline + self.patience(s), self.patience(s)) for s in first]
         return [entry for entry in taken if entry[1] > self._params.step_timeout]
 

@@ -211,6 +211,37 @@ def test_a_test_that_never_ends_is_given_up(stage_of: StageOf) -> None:
     assert _done(stage).state == "DONE"
 
 
+def test_who_was_given_up_and_tells_its_result_is_awaited_again(stage_of: StageOf) -> None:
+    stage = stage_of(count=1, epochs=2, task=True, learners='step_timeout = "100s"')
+    (peer,) = stage.crew(1, samples=8)
+    evaluator = _evaluator(stage)
+    _epoch(stage, peer)
+    evaluate = evaluator.take(d.Evaluate)
+    stage.pass_time(101.0, alive=[peer, evaluator])
+    assert stage.events("no test result of epoch 1: its test takes longer than 100 s")
+    _verdict(evaluator, evaluate, 0.25, seconds=101.0)
+    _epoch(stage, peer)
+    evaluator.vector()
+    _verdict(evaluator, evaluator.take(d.Evaluate), 0.5)
+    peer.say(d.Bye(reason="done"))
+    assert [row.accuracy for row in _done(stage).progress.rows] == [0.25, 0.5]
+
+
+def test_silence_before_a_test_is_no_silence_of_the_test(stage_of: StageOf) -> None:
+    """The evaluator may have been kept from its turn by the learners of its host, say."""
+    stage = stage_of(count=1, epochs=1, task=True)
+    (peer,) = stage.crew(1, samples=8)
+    evaluator = _evaluator(stage)
+    stage.pass_time(60.0, alive=[peer])
+    _epoch(stage, peer)
+    peer.say(d.Bye(reason="done"))
+    stage.settle()
+    stage.pass_time(29.0)
+    assert not stage.all(c.NodeDone)
+    _verdict(evaluator, evaluator.take(d.Evaluate), 0.5)
+    assert _done(stage).progress.accuracy == 0.5
+
+
 def test_a_long_test_before_makes_the_last_one_waited_for(stage_of: StageOf) -> None:
     stage = stage_of(count=1, epochs=2, task=True, learners='step_timeout = "20s"')
     (peer,) = stage.crew(1, samples=8)

@@ -93,6 +93,7 @@ def test_who_is_silent_and_computes_is_left_to_step_timeout(stage_of: StageOf, h
     other = stage.lead.work.sessions.at(1)
     assert other is not None and other.peer is not None
     stage.say(other.peer, d.Ping())
+    host.work(101)
     stage.pass_time(1.0, alive=[alive])
     assert stage.events("rank 1 is heard again")
     stage.pass_time(11.0, alive=[alive])  # and the next silence is one without work

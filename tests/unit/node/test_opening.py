@@ -439,6 +439,16 @@ def test_who_will_not_come_again_is_not_waited_for(stage_of: StageOf) -> None:
     assert crew[0].take(d.SendInit)
 
 
+def test_who_came_again_all_the_same_is_waited_for_again(stage_of: StageOf) -> None:
+    stage = stage_of(count=3)
+    crew = [_attached(stage, 0), _attached(stage, 1)]
+    stage.lead.command(c.LearnerGone(rank=1, incarnation=1, kind="lost", respawn=False))
+    _attached(stage, 1, incarnation=9)  # on another host
+    stage.lead.command(c.LearnerGone(rank=1, incarnation=9, kind="lost", respawn=True))
+    stage.pass_time(2.0, alive=crew[:1])
+    assert stage.lead.opening.missing() == "ranks 1, 2 missing, 2 s of 60 s"
+
+
 def test_nobody_at_all_is_waited_for_twice_as_long(stage_of: StageOf) -> None:
     stage = stage_of(learners='deadline = "30s"')
     stage.pass_time(59.0)

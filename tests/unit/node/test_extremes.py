@@ -149,7 +149,8 @@ def serves(stage: Stage, other: Peer) -> None:
     if session is None or session.peer != other.peer:
         return  # somebody with the token said that it is the next incarnation
     if not work.started and work.model is not None and work.model.applier is not None:
-        other.say(d.Data(samples=work.figures.samples if work.figures else 32, minibatch=4))
+        samples = work.figures.samples if work.figures else 32
+        other.say(d.Data(samples=samples, minibatch=min(4, samples)))
     other.ping()
     assert not other.none(d.Pong) and other.none(d.Refused)
     if work.sync is not None and not other.none(d.Grant):  # else the first one holds all samples

@@ -172,7 +172,8 @@ class Lead:
             work.sessions.drop(turned.reason)
             work.refuse(peer, turned.error)
             work.post.drop(peer)
-            work.seldom(f"hello {turned.reason}", "W", f"a {hello.role} is turned away: {turned.error}")
+            if (hello.role, turned.reason) != ("pulse", "old-incarnation"):  # it may come up after the good-bye
+                work.seldom(f"hello {turned.reason}", "W", f"a {hello.role} is turned away: {turned.error}")
             return
         if old := work.sessions.replaces(hello):
             self.end(old, "lost", f"incarnation {hello.incarnation} takes its place")
@@ -293,7 +294,8 @@ class Lead:
             fix = "iterate learner.batches(...) inside `with rudra.join() as learner:`"
             self.fail(f"the script of rank {message.rank} ended before training began. Fix: {fix}")
         elif len(work.ended) >= work.job.learners.count and not work.sessions.all:
-            self.fail("every learner has ended before the job did, and none will be started again")
+            fix = "iterate learner.epochs() and learner.batches(...) to their end, and see the learners' logs"
+            self.fail(f"every learner has ended before the job did, and none will be started again. Fix: {fix}")
 
     # -------------------------------------------------------------------------------------------- time
 

@@ -311,7 +311,8 @@ class Opening:
         model = work.model
         attached = [s for s in work.sessions.all if s.attached]
         if self._is_late() and len(attached) < work.job.learners.min:
-            self._fail(f"{len(attached)} of at least {work.job.learners.min} learners came: {self.missing()}")
+            came = f"{len(attached)} of at least {work.job.learners.min} learners came: {self.missing()}"
+            self._fail(f"{came}. Fix: see the learners' logs, or raise learners.deadline or learners.step_timeout")
         elif model is not None and not model.exists:
             self._look_for_version_0(model)
         elif model is not None and self._is_complete() and all(s.joined for s in attached):

@@ -261,7 +261,7 @@ def test_too_few_at_the_deadline_is_a_failure_with_who_is_missing(stage_of: Stag
     stage.pass_time(36.0, alive=[one])
     done = stage.all(c.NodeDone)
     assert [m.state for m in done] == ["FAILED"]
-    assert done[0].reason == "1 of at least 2 learners came: ranks 1, 2 missing, 30 s of 30 s"
+    assert done[0].reason.startswith("1 of at least 2 learners came: ranks 1, 2 missing, 30 s of 30 s. Fix: ")
 
 
 def test_an_upload_that_never_comes_is_asked_of_the_next_rank(stage_of: StageOf) -> None:
@@ -515,7 +515,7 @@ def test_nobody_left_and_nobody_to_come_ends_the_job_at_once(stage_of: StageOf, 
         stage.lead.command(c.LearnerGone(rank=rank, incarnation=1, kind=kind, respawn=False))  # type: ignore[arg-type]
     stage.settle()
     (done,) = stage.all(c.NodeDone)
-    assert done.state == "FAILED" and "every learner has ended" in done.reason
+    assert done.state == "FAILED" and "every learner has ended" in done.reason and "Fix: " in done.reason
 
 
 def test_who_is_started_elsewhere_is_waited_for(stage_of: StageOf) -> None:
@@ -549,3 +549,14 @@ def test_weights_that_grow_too_large_to_be_sent_end_the_node(stage_of: StageOf) 
 
 
 HALF = 'rule = "sgd"\nlr = 0.5\nschedule = {kind = "constant"}\n[wire]\ncompress_down = "float16"'
+
+
+def test_a_pulse_that_comes_up_after_the_good_bye_is_no_news(stage_of: StageOf) -> None:
+    stage = stage_of(count=2)
+    peer = Peer(stage, 0)
+    peer.hello()
+    stage.lead.command(c.LearnerGone(rank=0, incarnation=1, kind="lost", respawn=True))
+    Peer(stage, 0, role="pulse").hello(pid=1)
+    assert stage.drops()["old-incarnation"] == 1 and not stage.events("turned away")
+    peer.hello()
+    assert len(stage.events("a learner is turned away")) == 1

@@ -10,6 +10,7 @@ newest epoch's, and the last one's always.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -67,9 +68,12 @@ class Examiner:
             for batch in self._batches():
                 for name, value in self._task.metrics(model, batch).items():
                     sums[name] = sums.get(name, 0.0) + float(value)
-        if sums["count"] <= 0:
-            fix = 'metrics() has to return at least {"correct", "count", "loss_sum"}'
+        fix = 'metrics() has to return at least {"correct", "count", "loss_sum"}'
+        if not 0 < sums["count"] < math.inf:
             raise RudraError("the task's metrics counted no samples", where="job.task", fix=fix)
+        if not 0 <= sums["correct"] <= sums["count"]:
+            text = f"the task's metrics say that {sums['correct']:g} of {sums['count']:g} samples are correct"
+            raise RudraError(text, where="job.task", fix=fix)
         accuracy = sums["correct"] / sums["count"]
         return {"accuracy": accuracy, "test_error": 1.0 - accuracy, "loss": sums["loss_sum"] / sums["count"]}
 

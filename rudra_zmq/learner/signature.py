@@ -55,6 +55,7 @@ class Signature:
     @classmethod
     def of(cls, model: nn.Module) -> Signature:
         """Raises Rejected, one line with the tensor's name and the fix, for a model that cannot be trained here."""
+        _refuse_others(model)
         _refuse_layers(model)
         params: dict[int, tuple[str, nn.Parameter]] = {}
         buffers: dict[int, Buffer] = {}
@@ -93,6 +94,12 @@ class Signature:
             tied=list(self.tied),
             frozen=[name for name, _ in self.params if name in self.frozen],
         )
+
+
+def _refuse_others(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        text = f"the model is {type(model).__name__}, not a torch.nn.Module"
+        raise Rejected(text, fix="attach an nn.Module; a task's model() has to return one")
 
 
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:

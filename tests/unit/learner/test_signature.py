@@ -108,3 +108,9 @@ def test_what_cannot_be_trained_is_refused_by_name_and_with_a_fix(make, name: st
         Signature.of(make())
     assert name in str(error.value) and fix in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("model", [None, [nn.Linear(1, 1)]])
+def test_what_is_no_module_is_one_line(model: object) -> None:
+    with pytest.raises(Rejected, match=f"the model is {type(model).__name__}, not a torch.nn.Module.*Fix: "):
+        Signature.of(model)  # type: ignore[arg-type]

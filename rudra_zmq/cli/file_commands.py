@@ -146,6 +146,8 @@ def export(cli: Cli, job: str, file: Path, force: bool, quiet: bool) -> None:
     """
     if not file.name:
         raise UsageError("no file is named", fix="rudra export JOB weights.safetensors")
+    if file.exists() and not file.is_file():
+        raise Rejected(f"{file} is no regular file, and is not replaced", fix="choose another name")
     if file.exists() and not force:
         raise Rejected(f"{file} exists", fix="choose another name, or --force")
     if not file.absolute().parent.is_dir():

@@ -18,6 +18,8 @@ from rudra_zmq.node import tensors
 
 def write_weights(path: Path, state: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write `state` to `path` by way of a file beside it. RudraError (one line) where the disk refuses."""
+    if path.exists() and not path.is_file():
+        raise RudraError("cannot save: this is no regular file", where=str(path), fix="save under another name")
     rows = [_row(name, tensor) for name, tensor in state.items()]
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

@@ -93,6 +93,13 @@ def test_a_usage_error_is_one_line_with_its_fix(
         assert word in err
 
 
+def test_export_replaces_nothing_but_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Root may replace a device by a file: /dev/null would be one."""
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["export", "x", str(tmp_path / "pipe"), "--force"]) == 2
+    assert (tmp_path / "pipe").is_fifo() and "is no regular file" in capsys.readouterr().err
+
+
 def test_a_group_without_a_command_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config"]) == 2
     assert capsys.readouterr().err.startswith("Usage: rudra config")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from rudra_zmq.core.events import Clock, Lease, Span
-from rudra_zmq.errors import Rejected, UsageError
+from rudra_zmq.errors import Rejected, RudraError, UsageError
 from rudra_zmq.learner.exchange import Answer, Gradient
 from rudra_zmq.learner.join import Learner
 from rudra_zmq.learner.session import _chunks
@@ -654,6 +655,9 @@ def test_only_the_chief_saves(tmp_path) -> None:
         learner.attach(model)
         saved = learner.save("sub/weights.safetensors")
         assert saved == tmp_path / "sub" / "weights.safetensors"
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(RudraError, match=r"no regular file.*Fix: "):
+            learner.save("pipe")  # it would be replaced, and /dev/null by root
         exchange.chief = False
         assert learner.save("other.safetensors") is None
         assert not (tmp_path / "other.safetensors").exists()

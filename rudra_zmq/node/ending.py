@@ -213,7 +213,8 @@ class Ending:
         limit = max(WRITE_S, work.job.learners.step_timeout_s)
         if not self._export_over and work.clock() >= self._export_at + limit:
             self._export_over = True
-            work.event("E", f"the weights were not written within {limit:.0f} s: the disk does not answer")
+            fix = "see to the disk, then resume the job"
+            self._unsaved(f"the weights were not written within {limit:.0f} s: the disk does not answer. Fix: {fix}")
         return self._export_over  # the thread is idle a moment before its result is here
 
     def _exported(self, path: str, error: str) -> None:
@@ -222,8 +223,14 @@ class Ending:
         self.weights = path
         self._export_over = True
         if error:
-            self._work.event("E", error)
+            self._unsaved(error)
         self.advance()
+
+    def _unsaved(self, error: str) -> None:
+        """Training is over and its result is nowhere: the job is not DONE, for then it could not be resumed."""
+        self._work.event("E", error)
+        if self.state == "DONE":
+            self.state, self.reason = "FAILED", error
 
     def _test_done(self) -> bool:
         """Whether the last epoch's result is in, or will never be; at a stop, that of the test under way."""

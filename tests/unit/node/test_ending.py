@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Callable
@@ -510,7 +511,7 @@ def test_a_step_that_ends_after_all_changes_nothing_any_more(stage_of: StageOf) 
 
 
 @pytest.mark.parametrize("how", ["hangs", "raises"])
-def test_weights_that_cannot_be_written_do_not_hold_the_end_for_ever(
+def test_weights_that_cannot_be_written_fail_the_job_and_do_not_hold_its_end(
     stage_of: StageOf, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     answers = threading.Event()
@@ -532,8 +533,27 @@ def test_weights_that_cannot_be_written_do_not_hold_the_end_for_ever(
         assert stage.events("the weights were not written within 90 s")
         answers.set()
     done = _done(stage)
-    assert done.state == "DONE" and not done.progress.weights
-    assert how == "hangs" or stage.events("MemoryError")
+    assert done.state == "FAILED" and not done.progress.weights
+    assert ("not written within 90 s" if how == "hangs" else "MemoryError") in done.reason
+
+
+def test_a_job_whose_weights_were_not_written_is_gone_on_with_and_done(
+    stage_of: StageOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "write", full)
+        one = stage_of(count=1, epochs=1, snapshot="auto")
+        (peer,) = one.crew(1, samples=8)
+        _epoch(one, peer)
+        peer.say(d.Bye(reason="done"))
+        done = _done(one)
+        assert done.state == "FAILED" and "No space left on device. Fix: make room, then resume" in done.reason
+    two = stage_of(count=1, epochs=1, snapshot="auto", generation=2, resume=True)
+    done = _done(two)
+    assert done.state == "DONE" and Path(done.progress.weights).exists()
 
 
 def test_a_job_that_trained_nothing_has_failed(stage_of: StageOf) -> None:

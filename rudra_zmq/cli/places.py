@@ -220,6 +220,7 @@ class Places:
         self._open: list[Head] = []
         self._found: list[Found] | None = None
         self._problems: list[str] = []
+        self._silent = False  # a head did not answer
 
     def __enter__(self) -> Places:
         return self
@@ -322,6 +323,7 @@ class Places:
                     if self._address:
                         raise
                     self._problems.append(str(error))
+                    self._silent = self._silent or isinstance(place, Head)
             self._found = sorted(found, key=lambda f: f.row.created, reverse=True)
         return self._found
 
@@ -345,6 +347,8 @@ class Places:
         if not found:
             raise NotFound("there are no jobs", fix="start one with `rudra run JOB.toml`")
         named = [f for f in found if not job or f.row.name == job]
+        if not named and self._silent:
+            raise Unreachable(f"no job {job!r} where jobs could be asked for", fix="see the line before, and ask again")
         if not named:
             raise NotFound(f"no job {job!r}", fix="`rudra jobs` lists them")
         if len(named) > 1 or not job:

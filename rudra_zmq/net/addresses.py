@@ -95,9 +95,11 @@ def _reason(error: OSError, address: Address) -> str:
 
 
 def unreachable(address: Address, what: str = "nobody answers", *, fix: str = "", timeout: float = 2.0) -> Unreachable:
-    """The error for ``address``, with the reason found by a plain connect."""
-    reason = probe(address, timeout) or "it accepts connections, and does not answer"
-    return Unreachable(f"{what}: {reason}", where=str(address), fix=fix or "start it, or give another address")
+    """The error for ``address``, with the reason found by a plain connect. ``fix``: where nobody is there."""
+    if reason := probe(address, timeout):
+        return Unreachable(f"{what}: {reason}", where=str(address), fix=fix or "start it, or give another address")
+    text = f"{what}: it accepts connections, and does not answer"
+    return Unreachable(text, where=str(address), fix="see its log: it is busy, stopped, or another program")
 
 
 # ------------------------------------------------------------------------------------------- who holds it

@@ -140,13 +140,13 @@ class RpcClient:
         last = deadline if self._met else min(deadline, time.monotonic() + self.patience)
         while True:
             dealer = self._context.dealer(self.address, "cli")
-            now = time.monotonic()
-            if dealer.wait_connected(min(0.5, max(0.05, deadline - now)) if not probe(address, 0.5) else 0.0):
+            now, listens = time.monotonic(), not probe(address, 0.5)
+            if dealer.wait_connected(min(0.5, max(0.05, deadline - now)) if listens else 0.0):
                 break
             dealer.close(0.0)
-            if time.monotonic() >= last:
+            if time.monotonic() >= (deadline if listens else last):
                 raise unreachable(address, "psd cannot be reached", fix="start it with: rudra up", timeout=0.5)
-            time.sleep(min(0.1, max(0.0, last - time.monotonic())))
+            time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))
         self._dealer = dealer
         self._met = True
         if self._whoami is not None:

@@ -322,6 +322,18 @@ class TestClient:
             with RpcClient(address, patience=0.1) as client, pytest.raises(Unreachable) as caught:
                 client.call(ListJobs(), 1.0)
             assert "accepts connections, and does not answer" in str(caught.value)
+            assert "Fix: see its log" in str(caught.value)  # to start it would not help
+
+    def test_a_server_that_is_busy_at_the_first_contact_is_waited_for(self, net: Net) -> None:
+        """A daemon that the machine has stopped, or starves, for longer than `patience`."""
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+            begun = time.monotonic()
+            with RpcClient(address, patience=0.1) as client, pytest.raises(Unreachable):
+                client.call(ListJobs(), 2.0)
+            assert time.monotonic() - begun >= 2.0
 
     def test_a_server_that_restarts_gets_the_request_again_under_its_id(self, net: Net) -> None:
         path = net.path()

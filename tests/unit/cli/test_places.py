@@ -193,6 +193,19 @@ def test_a_head_that_is_named_must_answer(state: Path) -> None:
         found.jobs()
 
 
+def test_a_job_is_not_called_unknown_while_a_head_does_not_answer(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = make(state / "runs" / "aaaaa1")
+    paths.make_token(paths.token_file(state))
+    monkeypatch.setenv("RUDRA_HEAD_ADDRESS", "tcp://127.0.0.1:1")
+    with places() as found:
+        assert found.find(here).row.job == here
+        with pytest.raises(Unreachable, match=r"no job '7f3a01' where jobs could be asked for. Fix: "):
+            found.find("7f3a01")
+    assert "psd cannot be reached: refused" in capsys.readouterr().err
+
+
 def test_endpoints_of_the_dead(state: Path) -> None:
     run = state / "runs" / "aaaaa1"
     make(run)

@@ -209,6 +209,8 @@ class Coordinator:
         known.heard = now
         if role == "learnerd":
             self._fleet.heard(peer, now)
+        elif role == "node":
+            self._course.heard(known.name, now)
         return handler(peer, request, message, now)
 
     def _refuse(self, why: str) -> RefusedBySecurity:

@@ -30,6 +30,8 @@ DEATHS_S = 600.0
 BACKOFF_S = 0.2
 MOST_BACKOFF_S = 5.0
 HELLO_S = 60.0  # a node that restores a large snapshot takes its time
+SILENT_S = 10.0  # of a node that reports every second: said
+HUNG_S = 60.0  # and killed; learners look for it for learners.deadline from about SILENT_S on
 LEARNERS_END_S = 60.0  # at least, for what a script does after its training
 
 _REPORTED: dict[str, life.Event] = {"RUNNING": "running", "WAITING": "waiting"}
@@ -43,6 +45,7 @@ class Course:
         self._book, self._fleet, self._out = book, fleet, out
         self._suspend_as = suspend_as
         self._stopping = False
+        self._looked = 0.0
         self.crew = Crew(book, fleet, out, fail=self.fail, changed=self._check_end)
         self._carry_out = {
             "start-node": self._start_node,
@@ -138,6 +141,7 @@ class Course:
     def hello(self, job: Job, peer: bytes, message: NodeHello, now: float) -> None:
         """The node serves."""
         job.peer, job.addresses, job.key = peer, list(message.addresses), message.key
+        job.heard = now
         _drop(job, "hello")
         where = message.addresses[0] if message.addresses else "nowhere"
         self._book.event(job.id, "I", f"node (PID {message.pid}, generation {job.generation}) serves at {where}")
@@ -182,7 +186,7 @@ class Course:
 
     def node_exited(self, job: Job, status: int, words: str, now: float) -> None:
         """Its process ended; unless that was due, it is started again with a new generation."""
-        job.node_runs, job.peer = False, None
+        job.node_runs, job.peer, job.torpid = False, None, False
         _drop(job, "hello")
         if job.done:
             self._check_end(job)
@@ -297,12 +301,38 @@ class Course:
         for host in self._fleet.lost(now):
             self.crew.host_lost(host, now)
         self.crew.move_away(now)
+        slept, self._looked = now - self._looked > SILENT_S / 2, now
         for job in list(self._book.live.values()):
+            if slept:  # this daemon, and heard nobody
+                job.heard = now
+            self._watch_node(job, now)
             due = [what for when, what in job.timers if when <= now]
             job.timers = [timer for timer in job.timers if timer[0] > now]
             for what in due:
                 self._due(job, what, now)
         self.schedule(now)
+
+    def heard(self, name: str, now: float) -> None:
+        """A word of the node of the job ``name``."""
+        job = self._book.live.get(name)
+        if job is not None:
+            if job.torpid:
+                job.torpid = False
+                self._book.event(job.id, "I", "node is heard again")
+            job.heard = now
+
+    def _watch_node(self, job: Job, now: float) -> None:
+        """One that neither works nor ends would keep its job, and all who wait for it, for ever."""
+        silent = now - job.heard
+        if job.peer is None or not job.node_runs or job.done or job.ending or silent < SILENT_S:
+            return
+        if not job.torpid:
+            job.torpid = True
+            self._book.event(job.id, "W", f"node is silent for {silent:.0f} s; at {HUNG_S:g} s it is killed")
+        elif silent >= HUNG_S:
+            job.heard = now
+            self._book.event(job.id, "W", f"node is silent for {silent:.0f} s and is killed")
+            self._out.append(StopNode(job.id, 0.0))
 
     def _due(self, job: Job, what: str, now: float) -> None:
         if what == "spawn" and not job.ending:

@@ -70,6 +70,8 @@ class Job:
     learners: dict[int, Learner] = field(default_factory=dict)
     peer: bytes | None = None  # the node's
     node_runs: bool = False
+    heard: float = 0.0  # of the node, while it has a peer
+    torpid: bool = False  # it is silent, and that was said
     addresses: list[str] = field(default_factory=list)
     key: str = ""  # the node's public one
     progress: Progress | None = None

@@ -555,6 +555,48 @@ def test_ranks_of_a_host_that_stays_away_move(world: World) -> None:
     assert world.sent(c.StartLearners) == []
 
 
+# ------------------------------------------------------------------------------------------ a node that hangs
+
+
+def test_a_node_that_says_nothing_is_told_of_and_killed(world: World) -> None:
+    """A process that is stopped or in a deadlock does not end by itself, and its job would never."""
+    job = world.running(2)
+    world.wait(9.0)
+    assert "silent" not in world.story(job)
+    world.wait(2.0)
+    assert "W node is silent for 10 s; at 60 s it is killed" in world.story(job)
+    world.take()
+    world.wait(48.0)
+    assert not [e for e in world.take() if isinstance(e, StopNode)]
+    world.wait(2.0)
+    assert [e for e in world.take() if isinstance(e, StopNode)] == [StopNode(job, 0.0)]
+    world.node_exit(job, -9)
+    world.wait(1.0)
+    (start,) = world.nodes_started()
+    assert start.spec["generation"] == 2
+    world.hello(job, 2, b"node2")
+    world.wait(9.0)
+    assert world.story(job).count("is silent") == 2  # said, killed; its successor has a time of its own
+
+
+def test_a_node_that_is_heard_again_goes_on(world: World) -> None:
+    job = world.running(2)
+    world.wait(40.0)
+    world.report(job)
+    assert "I node is heard again" in world.story(job)
+    world.take()
+    world.wait(50.0)
+    assert not [e for e in world.take() if isinstance(e, StopNode)]
+
+
+def test_a_head_that_slept_blames_no_node(world: World) -> None:
+    job = world.running(2)
+    world.wait(1.0)
+    world.now += 300.0
+    world.wait(5.0)
+    assert "node is silent" not in world.story(job)
+
+
 # ------------------------------------------------------------------------------------------ psd's own restarts
 
 

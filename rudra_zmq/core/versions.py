@@ -14,14 +14,17 @@ LONE_RING = 2
 HARDSYNC_RING = 3
 
 
-def ring_size(protocol: str, lam: int, affordable: int) -> int:
+def ring_size(protocol: str, lam: int, affordable: int, backup: int = 0) -> int:
     """Buffers of the ring: 3 under hardsync, else lambda + 2, at most what memory affords, at least 3.
 
-    2 for an only learner.
+    2 for an only learner. With ``backup`` learners that a round of hardsync does not wait for, each of them may hold a
+    version of its own, and the others hold that of the round before until they are answered.
     """
     if lam == 1:
         return LONE_RING
-    wanted = HARDSYNC_RING if protocol == "hardsync" else lam + 2
+    wanted = lam + 2
+    if protocol == "hardsync":
+        wanted = min(wanted, backup + 4) if backup else HARDSYNC_RING
     return max(HARDSYNC_RING, min(wanted, affordable))
 
 

@@ -25,7 +25,8 @@ class Demand:
     the node keeps for itself; ``residuals``: of one learner under topk, else 0.
 
     ``state``: bytes of all of it; ``accumulator`` 0 where nothing is ever folded; ``queue``: bytes under way to and
-    from one learner, at most; ``most``: the largest lambda; ``slots``: of each learner.
+    from one learner, at most; ``most``: the largest lambda; ``slots``: of each learner;
+    ``backup``: of them, a round does not wait for so many.
     """
 
     version: int
@@ -42,6 +43,7 @@ class Demand:
     snapshots: bool
     masters: int = 0
     residuals: int = 0
+    backup: int = 0
 
 
 class Limit(NamedTuple):
@@ -84,8 +86,8 @@ def budget(demand: Demand, limit: int) -> Budget:
     """The longest ring with which all fits into ``limit`` bytes; the shortest one where none does."""
     without = sum(part.nbytes for part in _parts(demand, 0))
     affordable = max(0, limit - without) // max(1, demand.version)
-    ring = ring_size(demand.protocol, demand.most, affordable)
-    wanted = ring_size(demand.protocol, demand.most, demand.most + 2)
+    ring = ring_size(demand.protocol, demand.most, affordable, demand.backup)
+    wanted = ring_size(demand.protocol, demand.most, demand.most + 2, demand.backup)
     return Budget(ring, wanted, _parts(demand, ring))
 
 

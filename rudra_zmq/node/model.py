@@ -125,6 +125,7 @@ class Model:
             protocol=job.sync.protocol,
             tests=job.kind == "task",
             snapshots=job.servers.snapshot != "none",
+            backup=job.sync.backup,
         )
 
     # -------------------------------------------------------------------------------------- snapshot

@@ -194,7 +194,12 @@ class Work:
         return self.model.versions.room(session.reader, self.brief(session))
 
     def wait_for_room(self, session: Session, say: Callable[[], None]) -> None:
-        """``say`` is called when there is, if the session then has the connection that it has now."""
+        """``say`` is called when there is, if the session then has the connection that it has now.
+
+        Whoever waits reads nothing: what it held is let go, or all would wait for what the others hold.
+        """
+        assert self.model is not None
+        self.model.versions.release(session.reader)
         if session.peer is not None:
             self._parked.append((session, session.peer, say))
 

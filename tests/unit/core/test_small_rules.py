@@ -131,6 +131,13 @@ def test_ring_size(protocol: str, lam: int, affordable: int, size: int) -> None:
     assert ring_size(protocol, lam, affordable) == size
 
 
+@pytest.mark.parametrize(
+    ("lam", "affordable", "backup", "size"), [(9, 99, 1, 5), (9, 99, 2, 6), (2, 99, 1, 4), (9, 4, 1, 4), (1, 9, 0, 2)]
+)
+def test_ring_size_with_backup(lam: int, affordable: int, backup: int, size: int) -> None:
+    assert ring_size("hardsync", lam, affordable, backup) == size
+
+
 class Readers(RuleBasedStateMachine):
     """However readers dawdle, the next update has a buffer and no reader sees one change."""
 

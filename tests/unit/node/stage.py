@@ -199,6 +199,15 @@ class Peer:
         self.vector()
         return ready
 
+    @property
+    def answered(self) -> bool:
+        """Whether its last push has a grant."""
+        return (
+            self.hear().ack == self.seq
+            if not self.none(d.Grant)
+            else self.grant is not None and self.grant.ack == self.seq
+        )
+
     def hear(self) -> d.Grant:
         self.grant = self.take(d.Grant)
         return self.grant
@@ -216,7 +225,7 @@ class Peer:
             "key": grant.key, "groups": [group], "loss": 1.0, "nbytes": len(payload),
         }  # fmt: skip
         push = d.Push(**(fields | other))
-        if push.nbytes:
+        if push.nbytes and not grant.shared:
             self.say(d.Chunk(key=push.key, offset=0), payload)
         self.say(push)
         return push

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import resource
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,9 +12,10 @@ import pytest
 
 from rudra_zmq.node import headroom
 from rudra_zmq.node.budget import Demand, Limit, TooLarge, budget, check
+from rudra_zmq.node.spec import Bind
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages import data as d
-from tests.unit.node.stage import Peer, Stage
+from tests.unit.node.stage import ATTACH, Peer, Stage
 
 MB = 10**6
 DEMAND = Demand(
@@ -203,3 +205,48 @@ def test_a_short_ring_makes_readers_wait_and_loses_nobody(stage_of: Callable[...
             peer.push()
             assert peer.hear().ack == peer.seq
             peer.vector()
+
+
+def sharing(stage: Stage, count: int) -> list[Peer]:
+    """Learners that have mapped the node's memory, with their first grants."""
+    crew = [Peer(stage, rank) for rank in range(count)]
+    for peer in crew:
+        peer.hello()
+        peer.say(ATTACH)
+    crew[0].upload()
+    for session in stage.lead.work.sessions.all:
+        session.mapped = True
+    for peer in crew:
+        peer.ready()
+        peer.say(d.Data(samples=1024, minibatch=0, shared=True))
+        peer.seq = 0
+    for peer in crew:
+        assert peer.hear().shared
+    return crew
+
+
+def test_who_waits_for_room_holds_nothing_that_others_wait_for(stage_of: Callable[..., Stage]) -> None:
+    """async over shared memory, three versions for three learners: whoever pushes gets on in the end."""
+    bind = Bind(shm="unused")
+    stage = stage_of(count=3, protocol="async", epochs=9, servers='memory = "200B"', bind=bind)
+    crew = sharing(stage, 3)
+    assert stage.lead.work.model is not None and stage.lead.work.model.versions.count == 3
+    rng = random.Random(1)
+    for _ in range(200):
+        able = [peer for peer in crew if peer.answered]
+        assert able, "all wait for one another"
+        rng.choice(able).push()
+
+
+def test_who_is_late_holds_up_no_round(stage_of: Callable[..., Stage]) -> None:
+    """hardsync with one backup, over shared memory: one learner computes on an old version all the time."""
+    stage = stage_of(count=3, epochs=9, sync="backup = 1", bind=Bind(shm="unused"))
+    crew = sharing(stage, 3)
+    for turn in range(30):
+        if turn % 5 == 4:
+            crew[2].push()
+            assert crew[2].hear().ack == crew[2].seq
+        for peer in crew[:2]:
+            peer.push()
+        for peer in crew[:2]:
+            assert peer.hear().ack == peer.seq

@@ -19,6 +19,7 @@ import pytest
 from rudra_zmq.learner.exchange import Answer, Gradient
 from rudra_zmq.learner.remote import RemoteExchange
 from rudra_zmq.learner.shared import NotShared, share
+from rudra_zmq.net.auth import KeyPair
 from rudra_zmq.node.vectors import F32, Vector
 from rudra_zmq.wire.compress import Form
 from rudra_zmq.wire.layout import Layout
@@ -39,12 +40,16 @@ class Worker(RemoteExchange):
 
     def __init__(self, rig: Rig, rank: int, incarnation: int = 1, attach: d.Attach = ATTACH) -> None:
         folder = rig.folder.parent
-        node_file = folder / "node.json"
-        node_file.write_text(json.dumps({"addresses": [rig.address], "generation": rig.generation}))
+        node_file = folder / f"node-{rank}.json"
+        node_file.write_text(json.dumps({"addresses": [rig.address], "generation": rig.generation, "key": rig.key}))
+        key = -1
+        if rig.key:
+            key = os.memfd_create("key")
+            os.write(key, KeyPair.new().secret.encode())
         super().__init__(
             spec_in(
                 folder, job=JOB, token=TOKEN, rank=rank, incarnation=incarnation, toml=rig.toml,
-                node_file=str(node_file),
+                node_file=str(node_file), key_fd=key,
             ),
             give_up_s=20.0,
         )  # fmt: skip
@@ -404,15 +409,16 @@ def watch(rig: Rig, attach: d.Attach = BIG) -> tuple[list[str], Counter[str]]:
     return torn, kinds
 
 
-def many(protocol: str, versions: int, weights: str) -> str:
+def many(protocol: str, versions: int, weights: str, transport: str) -> str:
     job = f"stop = {{updates = {versions}}}"
-    return with_weights(weights, count=4, protocol=protocol, update=SGD, job=job, snapshot="none")
+    text = with_weights(weights, count=4, protocol=protocol, update=SGD, job=job, snapshot="none")
+    return text + f"[wire]\nencrypt = {'true' if transport == 'sealed' else 'false'}\n"
 
 
-TRANSPORTS = {"shm": {"shared": True}, "tcp": {"tcp": True}}
-MODELS = {"shm": BIG, "tcp": LARGE}
+TRANSPORTS = {"shm": {"shared": True}, "tcp": {"tcp": True}, "sealed": {"tcp": True}}
+MODELS = {"shm": BIG, "tcp": LARGE, "sealed": LARGE}
 LONG = (pytest.mark.long, pytest.mark.timeout(3600))
-KINDS = [("shm", "shared"), ("shm", "copy"), ("tcp", "copy")]
+KINDS = [("shm", "shared"), ("shm", "copy"), ("tcp", "copy"), ("sealed", "copy")]
 
 
 @pytest.mark.parametrize(
@@ -426,7 +432,7 @@ KINDS = [("shm", "shared"), ("shm", "copy"), ("tcp", "copy")]
 )
 @pytest.mark.parametrize(("transport", "weights"), KINDS)
 def test_no_version_is_torn(rig_of: Rigs, protocol: str, versions: int, transport: str, weights: str) -> None:  # noqa: F811
-    rig = rig_of(many(protocol, versions, weights), **TRANSPORTS[transport])
+    rig = rig_of(many(protocol, versions, weights, transport), **TRANSPORTS[transport])
     torn, kinds = watch(rig, MODELS[transport])
     assert torn == []
     assert rig.psd.wait(c.NodeDone).progress.updates == versions
@@ -435,7 +441,7 @@ def test_no_version_is_torn(rig_of: Rigs, protocol: str, versions: int, transpor
 
 @pytest.mark.parametrize(("transport", "weights"), KINDS)
 def test_without_holds_it_would_show(rig_of: Rigs, transport: str, weights: str) -> None:  # noqa: F811
-    rig = rig_of(many("async", 10_000, weights), program=["-c", WITHOUT_HOLDS], **TRANSPORTS[transport])
+    rig = rig_of(many("async", 10_000, weights, transport), program=["-c", WITHOUT_HOLDS], **TRANSPORTS[transport])
     assert watch(rig, MODELS[transport])[0]
 
 

@@ -53,6 +53,8 @@ class Link:
         """``curve``: own keys and the node's public one, where the connection is encrypted."""
         self.address = address
         self.heard = time.monotonic()
+        self.announced: Callable[[FromNode], object] = lambda message: None
+        """Called with what is heard while a vector is on its way out: what follows it may have to be expected."""
         self._look = look
         self._context = context
         self._name = name
@@ -63,6 +65,7 @@ class Link:
         self._out = BulkSender(self._send, WINDOW)
         self._in = BulkInbox(self._send_credit, WINDOW)
         self._early: deque[FromNode] = deque()  # heard while a vector was on its way
+        self._coming: dict[int, BulkReceiver] = {}
 
     def wait_connected(self, seconds: float) -> None:
         """Raises LinkLost if nobody takes the connection in time."""
@@ -103,14 +106,17 @@ class Link:
         self._flush()
 
     def expect(self, key: int, vector: Bytes) -> BulkReceiver:
-        """Chunks under `key` go into `vector`; see `complete` of what is returned."""
-        return self._in.expect(key, vector.data, chunk=self._chunk)
+        """Chunks under `key` go into `vector`, or where they go already; see `complete` of what is returned."""
+        if key not in self._coming:
+            self._coming[key] = self._in.expect(key, vector.data, chunk=self._chunk)
+        return self._coming[key]
 
     def finish(self, receiver: BulkReceiver) -> None:
         """Wait for the rest of a vector. Raises LinkLost."""
         while not receiver.complete:
             self._keep(self._step(SLICE))
         self._in.take(receiver.key)
+        del self._coming[receiver.key]
 
     def receive(self, *kinds: type[M], seconds: float | None = None) -> M:
         """The next message of these kinds; others are nobody's any more. Raises LinkLost (past `seconds`, too)."""
@@ -133,6 +139,7 @@ class Link:
     def _keep(self, message: FromNode | None) -> None:
         if message is not None:
             self._early.append(message)
+            self.announced(message)
 
     def _step(self, seconds: float) -> FromNode | None:
         """One message, if one comes: chunks and credit are dealt with here."""

@@ -32,7 +32,7 @@ from rudra_zmq.learner.pulse import Pulse
 from rudra_zmq.learner.shared import NotShared, SharedMemory, Shown, share
 from rudra_zmq.learner.spec import LearnerSpec
 from rudra_zmq.net.sockets import make_context
-from rudra_zmq.node.vectors import Packed, Vector
+from rudra_zmq.node.vectors import Packed, Vector, carrier
 from rudra_zmq.wire.codec import WireError, clip, encode_data
 from rudra_zmq.wire.compress import forms
 from rudra_zmq.wire.layout import Layout
@@ -254,6 +254,7 @@ class RemoteExchange:
     # ---- what is said
 
     def _say_attach(self) -> None:
+        self._line.now.announced = self._announced
         self._line.now.send(self._attach)
         while True:
             answer = self._line.receive(SendInit, Ready)
@@ -315,12 +316,23 @@ class RemoteExchange:
         while not isinstance(grant := self._line.receive(Grant, SendResidual), Grant):
             assert isinstance(grant, SendResidual)
             if self._feedback is not None:
-                self._feedback.say(self._line.now, grant.seq)
+                self._may_leave = False
+                try:
+                    self._feedback.say(self._line.now, grant.seq)
+                finally:
+                    self._may_leave = True
         self._expects_grant = False
         self._take(grant)
         if grant.done:
             self.keep()  # good-bye lets go of them
         return grant
+
+    def _announced(self, message: Message) -> None:
+        """A grant came while a residual was said, and its weights come before the credit for the rest."""
+        if isinstance(message, Grant) and message.nbytes and not message.shared:
+            into = carrier(self._packing.down) if self._gone else self._packing.incoming
+            if message.nbytes == len(into.data):
+                self._line.now.expect(message.weights_key, into)
 
     def _take(self, grant: Grant) -> None:
         if grant.shared:

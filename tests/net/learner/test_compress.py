@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rudra_zmq.learner import link
+from rudra_zmq.learner import line, link
 from rudra_zmq.learner.exchange import Gradient
 from rudra_zmq.net import bulk
 from rudra_zmq.node.vectors import F32
@@ -196,3 +196,31 @@ def test_what_overflows_is_refused_and_given_back(rig_of: Rigs, data: str) -> No
             worker.close()
 
     together([life])
+
+
+HUGE = d.Attach(params=[d.TensorSpec("w", [1 << 22], "float32")])
+
+
+def test_an_answer_that_comes_while_a_residual_is_said(rig_of: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """A residual of more chunks than there is credit for: the answer to the push is in between, with its weights."""
+    lost: list[str] = []
+    failed = line.Line._failed
+    monkeypatch.setattr(line.Line, "_failed", lambda self, reason: lost.append(reason) or failed(self, reason))
+    rig = rig_of(coded("topk:0.001", count=1, snapshot="1ms"))
+
+    def life() -> None:
+        worker = Worker(rig, 0, attach=HUGE)
+        try:
+            worker.rule(None)
+            answer = worker.begin(SAMPLES, MU, 1, 1)
+            for turn in range(1, 9):
+                lease = answer.leases[0]
+                worker.gradient.params[:] = turn
+                answer = worker.push(Gradient(answer.clock, lease.spans, lease.count))
+                assert answer.verdict == "accepted" and worker.weights.params[-1] == 1.0
+            worker.leave("failed", "enough")
+        finally:
+            worker.close()
+
+    together([life])
+    assert not lost

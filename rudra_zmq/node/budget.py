@@ -24,9 +24,9 @@ class Demand:
     ``version``, ``slot``: as weights and gradients travel; ``weights``: float32; ``masters``: versions of these that
     the node keeps for itself; ``residuals``: of one learner under topk, else 0.
 
-    ``state``: bytes of all of it; ``accumulator`` 0 where nothing is ever folded; ``queue``: bytes under way to and
-    from one learner, at most; ``most``: the largest lambda; ``slots``: of each learner;
-    ``backup``: of them, a round does not wait for so many.
+    ``state``: bytes of all of it; ``accumulator`` 0 where nothing is ever folded; ``decoded``: a gradient as an update
+    takes it, where it cannot read it as it travels; ``queue``: bytes under way to and from one learner, at most;
+    ``most``: the largest lambda; ``slots``: of each learner; ``backup``: so many of them no round waits for.
     """
 
     version: int
@@ -44,6 +44,7 @@ class Demand:
     masters: int = 0
     residuals: int = 0
     backup: int = 0
+    decoded: int = 0
 
 
 class Limit(NamedTuple):
@@ -100,6 +101,7 @@ def _parts(demand: Demand, ring: int) -> tuple[Part, ...]:
         Part(_count(slots, "slot"), slots * demand.slot),
         Part(demand.rule, demand.state),
         Part("accumulator", demand.accumulator),
+        Part("decoded gradient", demand.decoded),
         Part("connections", 2 * demand.most * demand.queue),
         Part("evaluator", 2 * demand.weights if demand.tests else 0),
         Part("snapshot", demand.weights + demand.state if demand.snapshots else 0),

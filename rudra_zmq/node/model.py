@@ -126,6 +126,7 @@ class Model:
             tests=job.kind == "task",
             snapshots=job.servers.snapshot != "none",
             backup=job.sync.backup,
+            decoded=4 * self.layout.P if self.up.codec in ("int8", "topk") else 0,
         )
 
     # -------------------------------------------------------------------------------------- snapshot

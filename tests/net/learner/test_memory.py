@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rudra_zmq.errors import Rejected
+from rudra_zmq.learner.exchange import Gradient
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages import data as d
 from tests.net.learner.test_shared import Worker
@@ -45,6 +46,54 @@ def test_it_takes_what_it_said(rig_of: Rigs, data: str) -> None:  # noqa: F811
         assert said == 600 * 10**6 + 2 * 8 * 2**20
         assert "2 versions 200.0 MB, 1 slot 100.0 MB, momentum 100.0 MB" in rig.psd.event("need 616.8 MB").text
         assert 0.9 * said <= grown <= 1.1 * said + COMPILER
+        worker.leave("done")
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "tcp", "parts"),
+    [
+        (
+            "int8",
+            "float16",
+            True,
+            ("2 versions 100.0 MB, float32 weights 200.0 MB", "1 slot 25.1 MB", "decoded gradient 100.0 MB"),
+        ),
+        (
+            "topk:0.01",
+            "none",
+            False,
+            ("2 versions 200.0 MB, residuals 200.0 MB", "1 slot 2.0 MB", "decoded gradient 100.0 MB"),
+        ),
+    ],
+)
+def test_it_takes_what_it_said_with_encodings(
+    rig_of: Rigs,  # noqa: F811
+    up: str,
+    down: str,
+    tcp: bool,
+    parts: tuple[str, ...],
+) -> None:
+    """In chunks: sealed, and over a socket of this host."""
+    text = toml(count=1, protocol="async", snapshot="1ms") + f'[wire]\ncompress = "{up}"\ncompress_down = "{down}"\n'
+    rig = rig_of(text, tcp=tcp)
+    rig.psd.newest()
+    before = resident(rig)
+    worker = Worker(rig, 0, attach=LARGE)
+    try:
+        worker.rule(None)
+        answer = worker.begin(4000, 4, 1, 1)
+        while answer.ack < 4 or not any((rig.folder / "snapshots").glob("1-[2-9]*/manifest.json")):
+            worker.gradient.params[:] = 0.001
+            lease = answer.leases[0]
+            answer = worker.push(Gradient(answer.clock, lease.spans, lease.count))
+            assert answer.verdict == "accepted" and answer.ack < 500
+        grown = resident(rig) - before
+        said = rig.psd.newest().budget
+        text = rig.psd.event("the servers of this job need").text
+        assert all(part in text for part in parts), text
+        assert 0.9 * said <= grown <= 1.1 * said + COMPILER, (said, grown)
         worker.leave("done")
     finally:
         worker.close()

@@ -411,14 +411,16 @@ def watch(rig: Rig, attach: d.Attach = BIG) -> tuple[list[str], Counter[str]]:
 
 def many(protocol: str, versions: int, weights: str, transport: str) -> str:
     job = f"stop = {{updates = {versions}}}"
-    text = with_weights(weights, count=4, protocol=protocol, update=SGD, job=job, snapshot="none")
+    cap = {"softsync": "21MB", "async": "16MB"}[protocol]
+    memory = f'memory = "{cap}"' if transport == "short" else ""  # three versions, so that learners wait for room
+    text = with_weights(weights, count=4, protocol=protocol, update=SGD, job=job, snapshot="none", servers=memory)
     return text + f"[wire]\nencrypt = {'true' if transport == 'sealed' else 'false'}\n"
 
 
-TRANSPORTS = {"shm": {"shared": True}, "tcp": {"tcp": True}, "sealed": {"tcp": True}}
-MODELS = {"shm": BIG, "tcp": LARGE, "sealed": LARGE}
+TRANSPORTS = {"shm": {"shared": True}, "tcp": {"tcp": True}, "sealed": {"tcp": True}, "short": {"shared": True}}
+MODELS = {"shm": BIG, "short": BIG, "tcp": LARGE, "sealed": LARGE}
 LONG = (pytest.mark.long, pytest.mark.timeout(3600))
-KINDS = [("shm", "shared"), ("shm", "copy"), ("tcp", "copy"), ("sealed", "copy")]
+KINDS = [("shm", "shared"), ("short", "shared"), ("shm", "copy"), ("tcp", "copy"), ("sealed", "copy")]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias
 
-from rudra_zmq.errors import RudraError
+from rudra_zmq.errors import ConfigError, RudraError
 from rudra_zmq.net.addresses import parse
 from rudra_zmq.net.auth import Doorman, KeyPair
 from rudra_zmq.net.channel import Channel
@@ -70,8 +70,11 @@ class Entrance:
     def bind_tcp(self, host: str, first: int, last: int, *, encrypted: bool, previous: Sequence[str] = ()) -> None:
         """A free port of first..last (0: the kernel's choice), better one of ``previous``; two where ``encrypted``.
 
-        Raises AlreadyRunning, ConfigError.
+        Raises AlreadyRunning, ConfigError (also for ``encrypted`` beside ipc, whose socket is plain).
         """
+        if encrypted and self._control is not None:
+            fix = "bind one of them, or set wire.encrypt = false"
+            raise ConfigError("encrypted tcp and ipc cannot be had together", where=self.addresses[0], fix=fix)
         if encrypted:
             self.keys = KeyPair.new()
             self._doorman = self._context.doorman(self._loop)

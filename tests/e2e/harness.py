@@ -61,6 +61,10 @@ class Rudra:
             assert result.status == status, f"rudra {args}: {result.status}\n{result.out}\n{result.err}"
         return result
 
+    def logs(self) -> list[Path]:
+        """The decision logs of all runs. Not by rglob: a snapshot's folder may go while it is looked into."""
+        return list(self.home.glob("state/rudra/*/runs/*/jobs/*/decisions.jsonl"))
+
     def start(self, *args: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start in a process group of its own; the caller waits and kills."""
         return subprocess.Popen(

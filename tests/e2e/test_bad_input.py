@@ -126,7 +126,7 @@ def test_two_runs_of_one_file_are_two_jobs_of_one_name(rudra: Rudra, tmp_path: P
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_in_run(rudra: Rudra, times: int) -> None:
     with rudra.start("run", JOBS / "fashion-softsync.toml") as run:
-        wait_for("an update", lambda: [f for f in rudra.home.rglob("decisions.jsonl") if f.stat().st_size], 60, run)
+        wait_for("an update", lambda: [f for f in rudra.logs() if f.stat().st_size], 60, run)
         run.send_signal(signal.SIGINT)
         err = ""
         if times == 2:

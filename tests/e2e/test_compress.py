@@ -81,11 +81,11 @@ def test_topk_equal_when_stopped_and_resumed(rudra: Rudra) -> None:
     """Twice, at any moment: what is held back at each learner goes on too."""
     first, *rest = arguments(epochs=12)
     with rudra.start(first, "-s", "wire.compress=topk:0.05", *rest) as run:
-        wait_for("an update", lambda: [f for f in rudra.home.rglob("decisions.jsonl") if f.stat().st_size], 60, run)
+        wait_for("an update", lambda: [f for f in rudra.logs() if f.stat().st_size], 60, run)
         rudra("stop")
         run.communicate(timeout=60)
     assert run.returncode == 0
-    (log,) = rudra.home.rglob("decisions.jsonl")
+    (log,) = rudra.logs()
     assert 0 < len(decisions(log)) < 12 * 15
     resumed = rudra("resume", "--json").json
     assert resumed["state"] == "DONE"
@@ -98,7 +98,7 @@ def test_topk_equal_when_everything_is_killed_and_resumed(rudra: Rudra) -> None:
     with rudra.start(first, "-s", "wire.compress=topk:0.05", "-s", "servers.snapshot=20ms", *rest) as run:
 
         def past_two_epochs() -> bool:
-            logs = rudra.home.rglob("decisions.jsonl")
+            logs = rudra.logs()
             return any(any(r["update"] >= 35 for r in decisions(log)) for log in logs)
 
         wait_for("update 35", past_two_epochs, 60, run)

@@ -156,7 +156,7 @@ def test_equal_when_everything_is_killed_in_mid_epoch_and_resumed(rudra: Rudra) 
     with rudra.start(*arguments()) as run:
 
         def past_two_epochs() -> bool:
-            for log in rudra.home.rglob("decisions.jsonl"):
+            for log in rudra.logs():
                 text = log.read_text()
                 if f'"update": {2 * 15 + 5}' in text or f'"update":{2 * 15 + 5}' in text:
                     return True
@@ -178,7 +178,7 @@ def test_equal_when_everything_is_killed_in_mid_epoch_and_resumed(rudra: Rudra) 
 @pytest.mark.parametrize("how", ["stop", "interrupt"])
 def test_equal_when_stopped_and_resumed(rudra: Rudra, how: str) -> None:
     with rudra.start(*arguments(epochs=8)) as run:
-        wait_for("an update", lambda: [f for f in rudra.home.rglob("decisions.jsonl") if f.stat().st_size], 60, run)
+        wait_for("an update", lambda: [f for f in rudra.logs() if f.stat().st_size], 60, run)
         if how == "stop":
             rudra("stop")
         else:

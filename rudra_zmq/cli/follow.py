@@ -5,6 +5,7 @@ Owns the loop around GetEvents and what is drawn. Never stops a job: Ctrl-C is t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -123,7 +124,10 @@ class Bar:
 
 
 class Follower:
-    """Draws a job until it has ended; usable again after a KeyboardInterrupt."""
+    """Draws a job until it has ended; usable again after a KeyboardInterrupt.
+
+    A terminal that is closed does not end this by itself: whether the job goes on then is for its SIGHUP to say.
+    """
 
     def __init__(
         self,
@@ -199,21 +203,24 @@ class Follower:
     def _tell(self, *lines: str) -> None:
         for line in () if self.quiet else lines:
             if self._bar is not None:
-                self._bar.console.print(line)
+                with contextlib.suppress(OSError):
+                    self._bar.console.print(line)
             else:
                 note(line)
 
     def _draw(self, p: Progress) -> None:
         if self.quiet or not p.samples_per_epoch or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
             return
-        if self._bar is None:
-            self._bar = Bar(p.samples_per_epoch * p.epochs)
-        self._bar.draw(p.samples, progress_text(p))
+        with contextlib.suppress(OSError):
+            if self._bar is None:
+                self._bar = Bar(p.samples_per_epoch * p.epochs)
+            self._bar.draw(p.samples, progress_text(p))
 
     def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with contextlib.suppress(OSError):
+                bar.close()
 
 
 def _in_time(deadline: float | None, job: str, state: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -187,3 +189,25 @@ def test_lines() -> None:
     assert len(event_line(EventRow(1, NOW - 90_000, "I", "x")).split()) == 3  # with its date
     text = progress_text(figures(epoch(0)))
     assert text == "epoch 2/3  50 samples/s  loss -  test -  4.0 s left"
+
+
+class ClosedTerminal:
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def flush(self) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_terminal_that_is_closed_ends_nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", ClosedTerminal())
+    monkeypatch.setenv("TERM", "xterm")
+    answers = [Events(rows=[event(i, "a line")], job=job(p=figures(epoch(0)))) for i in (1, 2)]
+    end = [Events(rows=[], job=job("DONE", figures(epoch(0), epoch(1))))] * 2
+    head: Any = FakeHead(*answers, *end)
+    assert Follower(head, "7f3a01").wait().state == "DONE"

@@ -34,9 +34,11 @@ if os.environ.get("CI"):
 SERVANTS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 GRACE_S = 3.0
 
-# A shell that starts the tests in the background has SIGINT ignored, and every child would inherit that.
+# A shell that starts the tests in the background has SIGINT ignored, nohup SIGHUP, and every child would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("here", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("here")

@@ -9,6 +9,7 @@ reads then does not change while it reads.
 
 from __future__ import annotations
 
+import abc
 import datetime
 import socket
 import time
@@ -32,18 +33,18 @@ BEAT_S = 0.01
 RATE = 1e-6
 
 
-class Member:
+class Member(abc.ABC):
     """One process's part of the rounds."""
 
     def prepare(self, order: Order) -> None:
         """Before the rounds of an order."""
         torch.set_num_threads(int(order["threads"]))
 
+    @abc.abstractmethod
     def round(self) -> None:
         """One round trip."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most have nothing to end
         """End what does not end with this process."""
 
 

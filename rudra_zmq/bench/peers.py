@@ -15,10 +15,9 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from types import TracebackType
 
-from rudra_zmq.bench.control import Control, Group, Order
-from rudra_zmq.bench.folder import Folder
+from rudra_zmq.bench.contender import Contender
+from rudra_zmq.bench.control import Control, Order
 from rudra_zmq.bench.place import Place
 from rudra_zmq.bench.product import undisturbed
 from rudra_zmq.bench.timing import Block
@@ -57,33 +56,18 @@ def need(module: str, install: str) -> None:
         raise UsageError(f"{module} is not installed", where="rudra bench", fix=f"pip install {install}")
 
 
-class Peer:
+class Peer(Contender):
     """``with Peer("all-reduce", place) as peer: peer.block(10, 1, False)``. RudraError, one line, where it cannot be.
 
     ``place`` has what is to be done; where and who is added here.
     """
 
     def __init__(self, kind: str, place: Place) -> None:
+        super().__init__()
         self.kind = kind
         self.label = LABELS[kind]
         self._place = place
-        self._temporary = Folder()
-        self._folder = self._temporary.path
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._group: Group | None = None
-
-    def __enter__(self) -> Peer:
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self) -> None:
         learners = self._place.learners

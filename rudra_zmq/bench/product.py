@@ -15,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-from rudra_zmq.bench.control import Control, Group, usage_of
-from rudra_zmq.bench.folder import Folder
+from rudra_zmq.bench.contender import Contender
+from rudra_zmq.bench.control import Control, usage_of
 from rudra_zmq.bench.tied import tied
 from rudra_zmq.bench.timing import Block
 from rudra_zmq.config.write import toml_value
@@ -92,32 +91,17 @@ def job_file(setting: Setting, module: str, args: Sequence[str]) -> str:
     )
 
 
-class Product:
+class Product(Contender):
     """``with Product(...) as job: job.block(100)``. RudraError, one line, where it cannot be, or ends."""
 
     def __init__(self, name: str, setting: Setting, module: str, args: Sequence[str]) -> None:
         """The learners get ``args`` after the control's path."""
+        super().__init__()
         self.name = name
         self.setting = setting
         self._module, self._args = module, list(args)
-        self._temporary = Folder()
-        self._folder = self._temporary.path
         self._process: subprocess.Popen[bytes] | None = None
-        self._group: Group | None = None
         self._node = 0
-
-    def __enter__(self) -> Product:
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self) -> None:
         with Control(self._folder) as control:

@@ -7,6 +7,7 @@ what an encoding makes of the values is update's.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ class _Reals(NamedTuple):
     finite: Callable[[Any], bool]
 
 
-class Carrier:
+class Carrier(abc.ABC):
     """``data``: the bytes as they travel; ``floats``, ``ints``: the buffers; ``gradient``: the rest, for an update."""
 
     __slots__ = ("_reals", "data", "floats", "form", "gradient", "ints")
@@ -79,9 +80,9 @@ class Carrier:
         """Whether it can be decoded: whatever its values are, they have their places."""
         return True
 
+    @abc.abstractmethod
     def decode(self, weights: Vector) -> None:
         """Parameters and buffers as float32 and int64."""
-        raise NotImplementedError
 
 
 class Vector(Carrier):

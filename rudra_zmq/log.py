@@ -158,6 +158,11 @@ def is_journal(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool
     return wanted == f"{found.st_dev}:{found.st_ino}"
 
 
+def priority(level: Level) -> str:
+    """What a line of ours that no logger writes begins with: "<3>" and the like for journald, else ""."""
+    return f"<{_PRIORITY[_letter(LEVELS[level])]}>" if is_journal(sys.stderr) else ""
+
+
 class _StreamHandler(logging.Handler):
     """Writes to a stream. A full disk or a closed pipe loses the line and nothing else."""
 

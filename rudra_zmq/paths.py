@@ -221,6 +221,11 @@ def endpoint_file(state: Path) -> Path:
     return state / "endpoint.json"
 
 
+def reload_file(folder: Path, daemon: str) -> Path:
+    """What a daemon's last reload came to, beside its lock; there while it runs."""
+    return folder / f"{daemon}.reload.json"
+
+
 def token_file(state: Path) -> Path:
     return state / "token"
 

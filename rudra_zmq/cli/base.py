@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Train on this machine: start a private cluster, follow, report, tear down."),
     "up": ("cluster_commands", "Start psd and learnerd on this machine without systemd."),
     "down": ("cluster_commands", "Stop what `up` started."),
+    "reload": ("cluster_commands", "Have the daemons here read their settings again, and open their logs anew."),
     "hosts": ("cluster_commands", "Show the hosts that offer learners."),
     "submit": ("job_commands", "Hand a job to the cluster."),
     "follow": ("job_commands", "Watch a job to its end."),

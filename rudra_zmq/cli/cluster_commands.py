@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from rudra_zmq import paths
+from rudra_zmq.cli import reloads
 from rudra_zmq.cli.base import Cli, command, json_option
 from rudra_zmq.cli.cluster import without_words
 from rudra_zmq.cli.output import ago, emit_json, say, table, utc
@@ -41,7 +42,7 @@ def up(cli: Cli, as_json: bool) -> None:
     with open(log, "ab") as out:
         start = out.tell()
         child = subprocess.Popen(
-            [sys.executable, "-m", "rudra_zmq.daemons.up", "--state", str(state)],
+            [sys.executable, "-m", "rudra_zmq.daemons.up", "--state", str(state), "--log", str(log)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -132,6 +133,32 @@ def down(cli: Cli, as_json: bool) -> None:
             return
         time.sleep(0.05)
     raise TimedOut(f"PID {pid} has not ended within {STOP_S:g} s", fix=f"kill -9 {pid}")
+
+
+@command("reload")
+@json_option
+@click.pass_obj
+def reload(cli: Cli, as_json: bool) -> None:
+    """Have psd and learnerd on this machine read rudra.toml again, and open their logs anew (SIGHUP).
+
+    \b
+      rudra reload
+
+    Says what holds from now on, and which changed keys need a restart. A file that is wrong changes nothing.
+    """
+    asked = [reloads.ask(name, folder) for name, folder in reloads.places(cli.settings)]
+    answers = [reloads.answer(one) for one in asked if one is not None]
+    if not answers:
+        fix = "`rudra up` starts a cluster, `systemctl start rudra.target` the system's"
+        raise NotRunning("no daemon of yours runs here", where=str(reloads.places(cli.settings)[0][1]), fix=fix)
+    if as_json:
+        emit_json({"daemons": [answer.row for answer in answers]})
+    else:
+        for one in answers:
+            say(one.line)
+    for one in answers:
+        if one.error is not None:
+            raise one.error
 
 
 @command("hosts")

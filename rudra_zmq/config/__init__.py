@@ -19,6 +19,7 @@ from rudra_zmq.config.load import (
     load_job,
     load_rudra,
 )
+from rudra_zmq.config.reload import merge
 from rudra_zmq.config.units import parse_duration, parse_size
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "job_to_toml",
     "load_job",
     "load_rudra",
+    "merge",
     "parse_duration",
     "parse_size",
 ]

@@ -1,4 +1,4 @@
-"""What both daemons are: options, settings, one loop, signals, the service manager, a clean end.
+"""What both daemons are: options, settings, one loop, signals, settings read again, a clean end.
 
 Owns the life of a daemon's process. Must not know: jobs, messages, what the daemon serves.
 
@@ -13,21 +13,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 from rudra_zmq import __version__, log, paths
-from rudra_zmq.config import RudraToml, load_rudra
+from rudra_zmq.config import RudraToml, load_rudra, merge
+from rudra_zmq.daemons.service import Manager
 from rudra_zmq.daemons.spawn import Supervisor
-from rudra_zmq.errors import EXIT_CONFIG_DAEMON, EXIT_FORCED, AlreadyRunning, RudraError
+from rudra_zmq.errors import EXIT_CONFIG_DAEMON, EXIT_FORCED, AlreadyRunning, ConfigError, RudraError
 from rudra_zmq.net.addresses import PathLock
 from rudra_zmq.net.loop import Loop
 from rudra_zmq.net.sockets import Context, make_context
@@ -43,22 +44,32 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line and the files say. ``parent``: the process that the daemon lives and dies with."""
+    """What the command line and the files say.
+
+    ``parent``: the process that the daemon lives and dies with; ``sets``: the settings that options stand for.
+    """
 
     args: argparse.Namespace
     settings: RudraToml
     state: Path
     runtime: Path
     parent: int
+    sets: tuple[str, ...] = ()
 
 
 class Daemon:
-    """A daemon named ``name``. Subclasses fill in ``begin``, ``drain``, ``close``."""
+    """A daemon named ``name``. Subclasses fill in ``begin``, ``drain``, ``close``, ``status_line``.
+
+    ``live``: settings that it can take while it runs; ``others``: beginnings of settings that are not its own.
+    """
 
     name = "daemon"
+    live: tuple[str, ...] = ("log.level", "log.format")
+    others: tuple[str, ...] = ()
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.manager = Manager(os.environ)
         self.loop = Loop()
         self.supervisor = Supervisor(self.loop)
         self.context: Context = make_context("control")
@@ -67,6 +78,8 @@ class Daemon:
         self.status = 0
         self._ready = False
         self._locks: list[PathLock] = []
+        self._answer: Path | None = None  # beside the lock: what the last reload came to
+        self._reloads = 0
 
     # ---------------------------------------------------------------------------------------- to fill in
 
@@ -80,6 +93,10 @@ class Daemon:
     def close(self) -> None:
         """Close sockets and files; children are gone already."""
 
+    def status_line(self) -> str:
+        """What it does at the moment, for `systemctl status`."""
+        return ""
+
     # ---------------------------------------------------------------------------------------- life
 
     def run(self) -> int:
@@ -92,8 +109,8 @@ class Daemon:
             self._watch_parent()
             self.begin()
             self._ready = True
-            notify(f"READY=1\nMAINPID={os.getpid()}")
-            self._watchdog()
+            self.manager.ready()
+            self.manager.attend(self.loop, self._status_line)
             self.loop.run()
         finally:
             self._end()
@@ -108,7 +125,7 @@ class Daemon:
         self.stopping = True
         self._stopping_since = self.loop.now()
         logger.info("stopping", children=len(self.supervisor))
-        notify("STOPPING=1")
+        self.manager.stopping(self._status_line())
         self.loop.after(DRAIN_S, lambda: self.force("it takes too long"))
         self.drain()
 
@@ -128,15 +145,31 @@ class Daemon:
         self.loop.stop()
 
     def reload(self) -> None:
-        """HUP: the settings are read again; the level of the log is what can change while running."""
-        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        """HUP: the log is opened again, and the settings are read again. What can be taken is; the rest is named, and a
+        file that is wrong changes nothing."""
+        if self.stopping:
+            return
+        self.manager.reloading()
+        self._reloads += 1
+        applied: list[str] = []
+        later: list[str] = []
+        problem: tuple[str, ...] = ()
         try:
-            settings = load_rudra().config
+            if self.options.args.log:
+                redirect(self.options.args.log)
+            fresh = load_rudra(self.options.sets).config
+            settings, applied, later = merge(self.options.settings, fresh, live=self.live, others=self.others)
+            self.options = replace(self.options, settings=settings)
             log.setup(self.name, level=settings.log.level, fmt=settings.log.format)
-            logger.info("settings read again", level=settings.log.level)
+            logger.info("settings read again", applied=applied, needs_restart=later)
         except RudraError as error:
-            logger.error("settings not taken", error=str(error))
-        notify("READY=1")
+            problem = error.to_wire()
+            logger.error("settings not taken, nothing changes", error=str(error))
+        if self._answer is not None:
+            row = {"pid": os.getpid(), "count": self._reloads, "applied": applied, "later": later, "problem": problem}
+            with contextlib.suppress(RudraError):  # a full disk: the log has it
+                write_json(self._answer, row)
+        self.manager.ready()
 
     def _end(self) -> None:
         self.supervisor.kill_all()
@@ -149,6 +182,8 @@ class Daemon:
             self.status = EXIT_FORCED
         self.close()
         self.context.close(exit_if_stuck=True)
+        if self._answer is not None:
+            self._answer.unlink(missing_ok=True)
         for lock in self._locks:
             lock.release()
         if self.options.parent and os.getppid() != self.options.parent:
@@ -166,6 +201,8 @@ class Daemon:
             self._locks.append(PathLock(str(folder / self.name)))
         except AlreadyRunning as error:
             raise already(self.name, error) from None
+        self._answer = paths.reload_file(folder, self.name)
+        self._answer.unlink(missing_ok=True)
 
     def _watch_parent(self) -> None:
         parent = self.options.parent
@@ -181,24 +218,13 @@ class Daemon:
 
         self.loop.every(PARENT_S, look)
 
-    def _watchdog(self) -> None:
-        usec = os.environ.get("WATCHDOG_USEC", "")
-        if usec.isdigit() and os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
-            self.loop.every(max(0.05, int(usec) / 3e6), lambda: notify("WATCHDOG=1"))
+    def _status_line(self) -> str:
+        return f"stopping: {self.status_line()}" if self.stopping else self.status_line()
 
 
 def already(name: str, error: AlreadyRunning) -> AlreadyRunning:
     """The same error about a lock, with the name of who holds it."""
     return AlreadyRunning(f"{name} is {error.message}", where=error.where, fix=error.fix)
-
-
-def notify(state: str) -> None:
-    """Tell the service manager, where there is one."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        sock.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -232,6 +258,17 @@ def is_alive(pid: int) -> bool:
 # ------------------------------------------------------------------------------------------ command line
 
 
+def redirect(path: str) -> None:
+    """Send stdout and stderr, tracebacks included, to the end of a file. Raises ConfigError, and changes nothing."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot open the log: {error.strerror}", where=path, fix="correct --log") from None
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"{self.prog}: {message}. Fix: {self.prog} --help\n")
@@ -248,6 +285,7 @@ def parser(name: str, description: str, example: str) -> argparse.ArgumentParser
     )
     made.add_argument("--state", metavar="DIR", default="", help="what outlives a reboot (paths.state)")
     made.add_argument("--runtime", metavar="DIR", default="", help="sockets (paths.runtime)")
+    made.add_argument("--log", metavar="FILE", default="", help="for lines, instead of stderr; opened again at a HUP")
     made.add_argument("--private", metavar="PID", type=int, default=0, help="live and die with this parent process")
     made.add_argument("--version", action="version", version=f"{name} {__version__}")
     return made
@@ -261,12 +299,17 @@ def launch(
 ) -> int:
     """Read the settings (``sets``: those that options stand for), run the daemon, return its exit status."""
     args = options.parse_args(argv)
+    given = tuple(sets(args))
     try:
-        settings = load_rudra(sets(args)).config
+        if args.log:
+            args.log = os.path.abspath(args.log)
+            redirect(args.log)
+        faulthandler.enable()  # a watchdog's SIGABRT then says where the loop was stuck
+        settings = load_rudra(given).config
         log.setup(options.prog, level=settings.log.level, fmt=settings.log.format)
         state = paths.state_folder(os.path.abspath(args.state) if args.state else settings.paths.state)
         runtime = paths.runtime_folder(os.path.abspath(args.runtime) if args.runtime else settings.paths.runtime)
-        return make(Options(args, settings, state, runtime, args.private)).run()
+        return make(Options(args, settings, state, runtime, args.private, given)).run()
     except RudraError as error:
-        sys.stderr.write(f"{options.prog}: {error}\n")
+        sys.stderr.write(f"{log.priority('error')}{options.prog}: {error}\n")
         return error.daemon_exit_status

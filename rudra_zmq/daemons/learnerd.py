@@ -37,6 +37,7 @@ class Learnerd(Daemon):
     """The daemon."""
 
     name = "learnerd"
+    others = ("psd.",)
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -243,6 +244,12 @@ class Learnerd(Daemon):
             logger.info("learners finish their step", learners=self._learners.count, seconds=DRAIN_S)
         self._learners.drain(DRAIN_S)
         self._check_drained()
+
+    def status_line(self) -> str:
+        """The head, and what runs here."""
+        address = "" if self._peer is None else self._peer.address
+        where = f"registered with {address}" if self._registered else f"waiting for psd at {address}"
+        return f"{where}; {self._learners.count} of {self._slots} slots in use"
 
     def _check_drained(self) -> None:
         if not self.stopping or self._learners.running():

@@ -40,6 +40,8 @@ class Psd(Daemon):
     """The daemon."""
 
     name = "psd"
+    live = (*Daemon.live, "psd.ports", "psd.data")  # for nodes that start from now on
+    others = ("head.", "learnerd.slots")
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -209,6 +211,10 @@ class Psd(Daemon):
             logger.info("jobs are drained and snapshotted", jobs=self._head.live)
         self._do(self._head.suspend(self.loop.now()))
         self._check_drained()
+
+    def status_line(self) -> str:
+        """Jobs and hosts."""
+        return "" if self._head is None else self._head.status_line
 
     def _check_drained(self) -> None:
         if self.stopping and self._head is not None and not self._head.busy:

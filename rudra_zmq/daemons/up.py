@@ -30,6 +30,7 @@ class Up(Daemon):
     """The supervisor."""
 
     name = "up"
+    others = ("head.", "psd.", "learnerd.")
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -51,13 +52,15 @@ class Up(Daemon):
         argv = [sys.executable, "-m", f"rudra_zmq.daemons.{daemon}", "--state", str(state), "--runtime", str(runtime)]
         if daemon == "psd":
             argv.append("--lasting")
+        file = state / f"{daemon}.log"
+        argv += ["--log", str(file)]
         self._begun[daemon] = self.loop.now()
         self._children[daemon] = self.supervisor.spawn(
             [*argv, "--private", str(os.getpid())],
             env=os.environ,  # the daemons read the user's settings; what children inherit is theirs to decide
             cwd="/",
             on_exit=lambda child: self._ended(daemon, child),
-            log=state / f"{daemon}.log",
+            log=file,
         )
         logger.info("started", daemon=daemon, pid=self._children[daemon].pid)
 

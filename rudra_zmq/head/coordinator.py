@@ -36,6 +36,7 @@ logger = log.get()
 
 MOST_PEERS = 4096
 IDLE_S = 3600.0
+MOST_NAMED = 3
 
 
 @dataclass
@@ -188,6 +189,17 @@ class Coordinator:
     def live(self) -> int:
         """Jobs that have not ended."""
         return len(self._book.live)
+
+    @property
+    def status_line(self) -> str:
+        """Jobs and hosts, on one line."""
+        jobs = [
+            f"job {job.id} {job.state}" + (f" update {job.progress.updates}" if job.progress is not None else "")
+            for job in self._book.live.values()
+        ]
+        shown = jobs[:MOST_NAMED] + ([f"and {len(jobs) - MOST_NAMED} more"] if len(jobs) > MOST_NAMED else [])
+        here = sum(host.peer is not None for host in self._fleet.hosts.values())
+        return f"{', '.join(shown) or 'no jobs'}; {here} host{'' if here == 1 else 's'}"
 
     # ---------------------------------------------------------------------------------------- who is it
 

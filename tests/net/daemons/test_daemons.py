@@ -206,12 +206,13 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_the_service_manager_hears_of_it(place: Place) -> None:
-    path = place.home / "notify"
+@pytest.mark.parametrize("abstract", [False, True])
+def test_the_service_manager_hears_of_it(place: Place, abstract: bool) -> None:
+    path = str(place.home / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.bind(str(path))
+        sock.bind("\0" + path if abstract else path)
         sock.settimeout(10)
-        psd = place.psd(env={"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "300000"})
+        psd = place.psd(env={"NOTIFY_SOCKET": "@" + path if abstract else path, "WATCHDOG_USEC": "300000"})
         heard: list[str] = []
 
         def hear(word: str) -> None:
@@ -219,14 +220,80 @@ def test_the_service_manager_hears_of_it(place: Place) -> None:
                 heard.extend(sock.recv(4096).decode().splitlines())
 
         hear("READY=1")
-        assert "WATCHDOG=1" not in heard
+        assert place.client().call(c.ListJobs(), expect=c.Jobs).rows == []  # ready is ready
+        assert heard == ["READY=1", f"MAINPID={psd.pid}"]
+        hear("STATUS=no jobs; 0 hosts")
         hear("WATCHDOG=1")
+        place.learnerd()
+        hear("STATUS=no jobs; 1 host")
+        heard.clear()
         psd.send_signal(signal.SIGHUP)
         hear("RELOADING=1")
         assert any(line.startswith("MONOTONIC_USEC=") for line in heard)
+        hear("READY=1")
         psd.send_signal(signal.SIGTERM)
         hear("STOPPING=1")
         assert psd.wait(5) == 0
+
+
+# ------------------------------------------------------------------------------------------ settings read again
+
+
+def rudra(place: Place, *args: str) -> subprocess.CompletedProcess[str]:
+    env = place.env | {"RUDRA_PATHS_STATE": str(place.state), "RUDRA_PATHS_RUNTIME": str(place.runtime)}
+    command = [str(Path(sys.executable).parent / "rudra"), *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+
+
+def settings(place: Place, text: str) -> None:
+    path = place.home / "c" / "rudra" / "rudra.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_reload_takes_what_can_be_taken_and_names_the_rest(place: Place) -> None:
+    psd = place.psd()
+    settings(
+        place,
+        '[log]\nlevel = "debug"\n[psd]\nports = "7800-7801"\nlisten = "tcp://127.0.0.1:0"\n[learnerd]\nslots = 2\n',
+    )
+    done = rudra(place, "reload")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f'psd (PID {psd.pid}): psd.ports = "7800-7801" holds from now on; log.level = "debug" holds from now on; '
+        "psd.listen needs a restart"
+    ]
+    line = next(line for line in place.log("psd").splitlines() if "settings read again" in line)
+    assert "needs_restart=psd.listen" in line
+    done = rudra(place, "reload", "--json")
+    assert json.loads(done.stdout)["daemons"] == [
+        {"daemon": "psd", "pid": psd.pid, "applied": [], "needs_restart": ["psd.listen"], "error": ""}
+    ]
+    settings(place, '[log]\nlevel = "loud"\n')
+    done = rudra(place, "reload")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "Fix: " in done.stderr
+    psd.send_signal(signal.SIGHUP)
+    line = until(lambda: [line for line in place.log("psd").splitlines() if "nothing changes" in line], "a line")
+    assert len(line) == 1 and " E psd settings not taken, nothing changes" in line[0] and "Fix: " in line[0]
+    settings(place, '[log]\nlevel = "debug"\nformat = "json"\n')
+    done = rudra(place, "reload")
+    said = 'psd.ports = "7740-7799" holds from now on; log.format = "json" holds from now on'
+    assert done.stdout.splitlines() == [f"psd (PID {psd.pid}): {said}"]
+    assert json.loads(place.log("psd").splitlines()[-1])["sentence"] == "settings read again"
+    psd.send_signal(signal.SIGTERM)
+    psd.wait(5)
+    assert rudra(place, "reload").returncode == 3
+    assert not list(place.state.glob("*.reload.json"))
+
+
+def test_logs_are_opened_again(place: Place) -> None:
+    file = place.home / "learnerd.log"
+    learnerd = place.spawn("learnerd", "--log", str(file))
+    until(lambda: file.exists() and "psd cannot be reached" in file.read_text(), "a line")
+    file.rename(place.home / "learnerd.log.1")
+    learnerd.send_signal(signal.SIGHUP)
+    until(lambda: file.exists() and "settings read again" in file.read_text(), "a new file")
+    assert "settings read again" not in (place.home / "learnerd.log.1").read_text()
 
 
 # ------------------------------------------------------------------------------------------ the other one is away

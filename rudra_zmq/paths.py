@@ -4,6 +4,7 @@ Owns: names, owners and modes of files and folders. Must not know: what is in th
 
     <state>/registry.sqlite, endpoint.json, token     psd's own
     <state>/jobs/<id>/                                 `JobFolder`
+    <state>/bundles/                                   user code that jobs brought, by its SHA-256
     <state>/runs/<id>/                                 the state folder of one `rudra run`, laid out alike
 
 Folders are made 0700; what another user could have put in the way is refused, never repaired.
@@ -185,6 +186,16 @@ class JobFolder:
         return self.root / "metrics.csv"
 
     @property
+    def code(self) -> Path:
+        """The unpacked bundle, on a host whose learners run it."""
+        return self.root / "code"
+
+    @property
+    def bundle(self) -> Path:
+        """A file with the name of the job's bundle: as long as it is there, the bundle is needed."""
+        return self.root / "bundle"
+
+    @property
     def decisions(self) -> Path:
         return self.root / "decisions.jsonl"
 
@@ -209,6 +220,11 @@ def job_folder(state: Path, job: str) -> JobFolder:
 def run_folder(state: Path, run: str) -> Path:
     """The state folder of a private run; its id has the form of a job's."""
     return state / "runs" / _checked_id(run)
+
+
+def bundles_folder(state: Path) -> Path:
+    """Bundles of user code that this host has, by their SHA-256."""
+    return state / "bundles"
 
 
 def registry_file(state: Path) -> Path:

@@ -101,7 +101,7 @@ def df(cli: Cli, as_json: bool) -> None:
     \b
       rudra df
     """
-    kinds = ("snapshots", "logs", "weights", "other")
+    kinds = ("snapshots", "logs", "weights", "code", "other")
     sums: dict[str, dict[str, int]] = {}
     with cli.places() as places:
         rows = {f.row.job: f.row for f in places.jobs()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from dataclasses import replace
@@ -20,11 +21,11 @@ from rudra_zmq.cli.jobs_given import (
     tell_notes,
 )
 from rudra_zmq.cli.output import ago, emit_json, note, percent, say, screen, size, table, utc
-from rudra_zmq.cli.places import ENDED, DownCluster, Found, Head, down, ended_run
+from rudra_zmq.cli.places import ENDED, DownCluster, FinishedRun, Found, Head, down, ended_run
 from rudra_zmq.cli.report import failure, job_object, print_status, print_summary
 from rudra_zmq.commands import fail
 from rudra_zmq.config import job_from_toml, parse_duration
-from rudra_zmq.errors import EXIT_INTERRUPTED, EXIT_JOB_FAILED, TimedOut, Unreachable
+from rudra_zmq.errors import EXIT_INTERRUPTED, EXIT_JOB_FAILED, TimedOut, Unreachable, UsageError
 from rudra_zmq.wire.messages.control import JobRow
 
 
@@ -67,15 +68,18 @@ def submit(
       rudra submit --follow job.toml
       rudra submit -s sync.n=2 train.py --my-own-flag
     """
+    from rudra_zmq.cli.pack import pack_job
+
     loaded = load_target(args, module, sets)
     tell_notes(loaded)
+    code = pack_job(loaded.job)
     if dry_run:
         from rudra_zmq.cli.run import print_job
 
-        return print_job(loaded, as_json)
+        return print_job(loaded, code, as_json)
     with cli.places() as places:
         head = places.head()
-        job = head.submit(submission(loaded))
+        job = head.submit(submission(loaded, bundle=code.name if code else ""), code)
         if follow:
             note(f"job {job} {loaded.job.job.name}")
             return watch(head, job, as_json, quiet, None)
@@ -287,7 +291,7 @@ def show(cli: Cli, job: str, as_json: bool) -> None:
         return
     say(
         f"# job {reply.row.job} {reply.row.name}: {reply.row.state}"
-        + (f", code {reply.code_hash}" * bool(reply.code_hash))
+        + (f", code {reply.code_hash[:12]}" * bool(reply.code_hash))
     )
     if versions:
         say("# under " + ", ".join(f"{name} {version}" for name, version in versions.items()))
@@ -341,19 +345,24 @@ def again(cli: Cli, job: str, follow: bool, sets: tuple[str, ...], as_json: bool
     \b
       rudra again 7f3a01 -s job.seed=2
 
-    A job of `rudra run` runs in a private cluster again.
+    A job of `rudra run` runs in a private cluster again. One that brought its code (run.code) runs that code, whatever
+    became of the folder since.
     """
     from pathlib import Path
 
+    code = None
     with cli.places() as places:
         found = places.find(job)
         reply = found.place.get(found.row.job)
-        folder = Path(job_from_toml(reply.toml, name=found.row.name).job.run.cwd or Path.cwd())
-        loaded = job_from_toml(reply.toml, name=found.row.name, sets=sets, folder=folder)
+        before = job_from_toml(reply.toml, name=found.row.name).job.run
+        if any(text.partition("=")[0].strip() == "run.code" for text in sets):
+            raise UsageError("run.code cannot be set: the job is to run again as it is", fix="`rudra submit` it anew")
+        folder = Path(os.path.abspath(before.cwd)) if before.cwd and not before.code else Path.cwd()
+        loaded = job_from_toml(reply.toml, name=found.row.name, sets=sets, folder=folder, packed=bool(before.code))
         tell_notes(loaded)
         origins = {k: o if o.startswith("-s ") else reply.origins.get(k, o) for k, o in loaded.origins.items()}
         loaded = replace(loaded, origins=origins)  # of the first job, not of the file that it became
-        message = submission(loaded, again=found.row.job)
+        message = submission(loaded, again=found.row.job, bundle=reply.code_hash if before.code else "")
         if not found.place.of_run:
             head = found.place if isinstance(found.place, Head) else places.head()
             new = head.submit(message)
@@ -361,6 +370,9 @@ def again(cli: Cli, job: str, follow: bool, sets: tuple[str, ...], as_json: bool
                 note(f"job {new} {loaded.job.job.name}")
                 return watch(head, new, as_json, quiet, None)
             return submitted(new, loaded.job.job.name, as_json, quiet)
+        if before.code:
+            run = found.place.run if isinstance(found.place, Head) else found.place.folder
+            code = FinishedRun(run or Path()).bundle(reply.code_hash)
     from rudra_zmq.cli.run import run_private
 
-    return run_private(cli, loaded, message, as_json, quiet)
+    return run_private(cli, loaded, message, code, as_json, quiet)

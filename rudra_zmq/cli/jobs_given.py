@@ -95,16 +95,17 @@ def tell_notes(loaded: LoadedJob) -> None:
         note(f"note: {line}")
 
 
-def submission(loaded: LoadedJob, again: str = "") -> Submit:
-    """The message; its request id makes a repeated send one job."""
+def submission(loaded: LoadedJob, again: str = "", bundle: str = "") -> Submit:
+    """The message; its request id makes a repeated send one job. ``bundle``: the name of the code that goes with it."""
     job = loaded.job
+    cwd = job.run.code or job.run.cwd or os.getcwd()
     return Submit(
         request=secrets.token_hex(16),
         name=job.job.name,
         toml=job_to_toml(job),
-        cwd=job.run.cwd or os.getcwd(),
+        cwd=cwd,
         origins=dict(loaded.origins),
-        code_hash=code_hash(job.run.script, job.run.cwd),
+        code_hash=bundle or code_hash(job.run.script, cwd),
         again=again,
     )
 

@@ -22,14 +22,17 @@ from rudra_zmq import paths
 from rudra_zmq.cli.output import note
 from rudra_zmq.config import RudraToml
 from rudra_zmq.errors import NotFound, NotRunning, RudraError, TimedOut, Unreachable
+from rudra_zmq.head import bundles
 from rudra_zmq.head.files import list_files, read_file, remove_folder, usage
 from rudra_zmq.head.registry import Registry
 from rudra_zmq.net.addresses import parse
 from rudra_zmq.net.client import RpcClient
+from rudra_zmq.wire.bundle import MOST_BYTES, Bundle
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages.data import Message
 
 CALL_S = 10.0
+PIECE = 262144  # of a bundle
 SLICE_S = 2.0  # between looks at a private cluster that does not answer
 M = TypeVar("M", bound=Message)
 MOST_PROBLEMS = 3
@@ -104,8 +107,24 @@ class Head:
     def remove(self, job: str) -> str:
         return self._call(c.RemoveJob(job=job), expect=c.Ok, timeout=CALL_S).text
 
-    def submit(self, message: c.Submit) -> str:
-        return self._call(message, expect=c.Submitted, timeout=CALL_S).job
+    def submit(self, message: c.Submit, code: Bundle | None = None) -> str:
+        """The id of the new job. ``code`` goes first, where the head lacks it."""
+        if code is not None:
+            self._put(code)
+        try:
+            return self._call(message, expect=c.Submitted, timeout=CALL_S).job
+        except NotFound:
+            if code is None:
+                raise
+            self._put(code)  # the last job that needed it was removed in between
+            return self._call(message, expect=c.Submitted, timeout=CALL_S).job
+
+    def _put(self, code: Bundle) -> None:
+        held, size = 0, len(code.data)
+        message = c.PutBundle(name=code.name, size=size)
+        while (held := self._call(message, expect=c.BundleHeld, timeout=CALL_S).held) < size:
+            piece = code.data[held : held + PIECE]
+            message = c.PutBundle(name=code.name, size=size, offset=held, data=piece)
 
     def stop(self, job: str, now: bool) -> str:
         return self._call(c.StopJob(job=job, now=now), expect=c.Ok, timeout=CALL_S).text
@@ -162,7 +181,11 @@ class FinishedRun:
         return read_file(self.folder / "jobs" / job, path, offset, limit)
 
     def usage(self) -> list[tuple[str, str, int]]:
-        return [row for job in self.jobs() for row in usage(self.folder / "jobs" / job.job, job.job)]
+        return usage(self.folder, [job.job for job in self.jobs()])
+
+    def bundle(self, name: str) -> Bundle:
+        """Code that a job of it ran. NotFound."""
+        return Bundle(name, bundles.read(self.folder, name, 0, MOST_BYTES)[0])
 
     def remove(self, job: str) -> str:
         """The run and its one job are the same thing."""

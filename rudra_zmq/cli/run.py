@@ -16,10 +16,11 @@ from rudra_zmq.cli.cluster import PrivateCluster
 from rudra_zmq.cli.follow import Follower, story
 from rudra_zmq.cli.job_commands import report
 from rudra_zmq.cli.jobs_given import TargetCommand, load_target, submission, target_arguments, tell_notes
-from rudra_zmq.cli.output import drop_terminal, emit_json, note, say
+from rudra_zmq.cli.output import drop_terminal, emit_json, note, say, size
 from rudra_zmq.cli.places import FinishedRun, Found, Head, down
 from rudra_zmq.config import LoadedJob
 from rudra_zmq.errors import EXIT_INTERRUPTED, NotRunning
+from rudra_zmq.wire.bundle import Bundle
 from rudra_zmq.wire.messages.control import JobRow, Submit
 
 DRAIN_S = 60.0
@@ -50,30 +51,37 @@ def run(
     TARGET is JOB.toml, a script or -m MODULE; what follows a script's name is the script's own. Ctrl-C stops the
     job cleanly (drain, snapshot) and a second one at once; `rudra resume` goes on with it.
     """
+    from rudra_zmq.cli.pack import pack_job
+
     loaded = load_target(args, module, sets)
     tell_notes(loaded)
+    code = pack_job(loaded.job)
     if dry_run:
-        return print_job(loaded, as_json)
-    return run_private(cli, loaded, submission(loaded), as_json, quiet)
+        return print_job(loaded, code, as_json)
+    return run_private(cli, loaded, submission(loaded, bundle=code.name if code else ""), code, as_json, quiet)
 
 
-def run_private(cli: Cli, loaded: LoadedJob, message: Submit, as_json: bool, quiet: bool) -> int:
+def run_private(cli: Cli, loaded: LoadedJob, message: Submit, code: Bundle | None, as_json: bool, quiet: bool) -> int:
     """Submit to a private cluster of its own and follow to the end."""
     learners = loaded.job.learners
     with _signals(), PrivateCluster(cli.settings, slots=max(learners.count, learners.most)) as cluster:
-        job = cluster.head.submit(message)
+        job = cluster.head.submit(message, code)
         cluster.submitted = True
         if not quiet:
             note(f"job {job} {loaded.job.job.name}: {learners.count} learners on this machine, in {cluster.folder}")
         return follow_private(cluster, job, as_json, quiet)
 
 
-def print_job(loaded: LoadedJob, as_json: bool) -> int:
+def print_job(loaded: LoadedJob, code: Bundle | None, as_json: bool) -> int:
+    """The effective job file, and what would go with it."""
     from rudra_zmq.config import job_to_toml
 
     if as_json:
-        emit_json({"toml": job_to_toml(loaded.job), "origins": dict(loaded.origins)})
+        goes = None if code is None else {"sha256": code.name, "bytes": len(code.data)}
+        emit_json({"toml": job_to_toml(loaded.job), "origins": dict(loaded.origins), "code": goes})
     else:
+        if code is not None:
+            note(f"code {code.name[:12]}: {size(len(code.data))}")
         say(job_to_toml(loaded.job).rstrip())
     return 0
 

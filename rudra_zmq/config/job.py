@@ -53,6 +53,8 @@ class RunSection(Section, frozen=True):
     """One's own script. `python` "" is the interpreter that learnerd runs under.
 
     `cwd` "" is the job file's folder, or the caller's where there is no file; a loaded job has it absolute.
+    `code` is a folder that goes with the job; a loaded job has it absolute, and `script` and `cwd` as paths inside it
+    (`cwd` "": the folder itself).
     """
 
     script: kinds.Text = ""
@@ -61,6 +63,7 @@ class RunSection(Section, frozen=True):
     python: kinds.AbsolutePath = ""
     env: kinds.Variables = {}
     cwd: kinds.Text = ""
+    code: kinds.Text = ""
 
 
 class LearnersSection(Section, frozen=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,12 +89,15 @@ def check_job(path: Path, sets: Sequence[str] = ()) -> list[str]:
         return [str(error)]
 
 
-def job_from_toml(text: str, *, name: str, sets: Sequence[str] = (), folder: Path | None = None) -> LoadedJob:
+def job_from_toml(
+    text: str, *, name: str, sets: Sequence[str] = (), folder: Path | None = None, packed: bool = False
+) -> LoadedJob:
     """A job from text; `name` is its name where the text has none.
 
-    Without a `folder` paths stay as they are and no file is looked for: they may be another host's.
+    Without a `folder` paths stay as they are and no file is looked for: they may be another host's. With `packed` those
+    of [run] do, they are inside a bundle that is made already.
     """
-    loaded, problems = _job_of_text(text, "job.toml", name, sets, folder)
+    loaded, problems = _job_of_text(text, "job.toml", name, sets, folder, packed)
     return _or_raise(loaded, problems, "")
 
 
@@ -128,6 +131,7 @@ def job_to_toml(job: JobFile, notes: Mapping[str, str] | None = None) -> str:
         "run.module",
         "run.args",
         "run.env",
+        "run.code",
         "learners.minibatch",
         "learners.global_batch",
         "update.rule",
@@ -143,16 +147,21 @@ def _job_of_file(path: Path, sets: Sequence[str]) -> tuple[LoadedJob | None, lis
 
 
 def _job_of_text(
-    text: str, label: str, name: str, sets: Sequence[str], folder: Path | None
+    text: str, label: str, name: str, sets: Sequence[str], folder: Path | None, packed: bool = False
 ) -> tuple[LoadedJob | None, list[ConfigError]]:
     problems: list[ConfigError] = []
     settings = collect(JobFile, parse_toml(text, label), places_in(text, label), LEVEL_FILE, problems)
     settings |= from_sets(JobFile, sets, problems)
-    return _finish_job(settings, problems, name, folder, label)
+    return _finish_job(settings, problems, name, folder, label, packed)
 
 
 def _finish_job(
-    settings: dict[str, Setting], problems: list[ConfigError], name: str, folder: Path | None, label: str
+    settings: dict[str, Setting],
+    problems: list[ConfigError],
+    name: str,
+    folder: Path | None,
+    label: str,
+    packed: bool = False,
 ) -> tuple[LoadedJob | None, list[ConfigError]]:
     values = _converted(JobFile, settings, problems)
     if problems:
@@ -162,7 +171,7 @@ def _finish_job(
     notes, contested = _settle(values, settings, problems)
     _fill(values, name)
     if folder is not None:
-        _make_absolute(values, settings, folder, problems)
+        _make_absolute(values, settings, folder, problems, packed)
     job: JobFile = _assembled(JobFile, values)
     for key, message, fix in problems_of(job):
         if key not in contested:
@@ -231,13 +240,23 @@ def _fill(values: dict[str, Any], name: str) -> None:
         values["job.name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", name or task).strip("._-")[:64] or "job"
 
 
+_PATHS: Mapping[str, Callable[[str], bool]] = {
+    "run.code": os.path.isdir,
+    "run.script": os.path.isfile,
+    "job.init": os.path.isfile,
+    "run.cwd": os.path.isdir,
+}
+
+
 def _make_absolute(
-    values: dict[str, Any], settings: Mapping[str, Setting], folder: Path, problems: list[ConfigError]
+    values: dict[str, Any], settings: Mapping[str, Setting], folder: Path, problems: list[ConfigError], packed: bool
 ) -> None:
     """Paths of a file are taken from its folder, those of a flag from where the caller is."""
-    values.setdefault("run.cwd", "")
-    kinds = {"run.script": os.path.isfile, "job.init": os.path.isfile, "run.cwd": os.path.isdir}
-    for key, exists in kinds.items():
+    if not packed:
+        values.setdefault("run.cwd", "")
+    for key, exists in _PATHS.items():
+        if packed and key.startswith("run."):
+            continue
         text = values.get(key)
         if key != "run.cwd" and not text:
             continue
@@ -245,10 +264,28 @@ def _make_absolute(
         base = folder if setting is None or setting.level == LEVEL_FILE else Path.cwd()
         path = values[key] = os.path.abspath(base / os.path.expanduser(text or ""))
         if not exists(path):
-            what = "folder" if key == "run.cwd" else "file"
+            what = "folder" if exists is os.path.isdir else "file"
             where = setting.place if setting else str(folder)
             text = f"{path} is no {what}" if os.path.exists(path) else f"there is no {what} {path}"
             problems.append(ConfigError(f"{key}: {text}", where=where, fix="check the path"))
+    if values.get("run.code") and not packed and os.path.isdir(values["run.code"]):
+        _enter_code(values, settings, problems)
+
+
+def _enter_code(values: dict[str, Any], settings: Mapping[str, Setting], problems: list[ConfigError]) -> None:
+    """What a job's own code says of paths holds inside it: it lies elsewhere on each host."""
+    code = values["run.code"]
+    for key in ("run.script", "run.cwd"):
+        if not values.get(key):
+            continue
+        inside = os.path.relpath(values[key], code)
+        if inside == ".." or inside.startswith("../"):
+            if key not in settings:
+                inside = "."
+            else:
+                message = f"{key}: {values[key]} lies outside run.code = {toml_value(code)}"
+                problems.append(ConfigError(message, where=settings[key].place, fix="name a folder that holds both"))
+        values[key] = "" if inside == "." else inside
 
 
 # ---- rudra.toml

@@ -38,12 +38,20 @@ def _found_by_path(root: str, python_path: str) -> bool:
 
 
 def learner_environment(
-    *, spec: Path, threads: int, job: Mapping[str, str], source: Mapping[str, str] | None = None
+    *,
+    spec: Path,
+    threads: int,
+    job: Mapping[str, str],
+    code: Path | None = None,
+    source: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Of a learner: the base, its threads, the job's own ``[run] env`` over them, and where its spec is."""
+    """Of a learner: the base, its threads, the job's own ``[run] env`` over them, and where its spec is. Modules of the
+    job's own ``code`` come before installed ones."""
     env = base_environment(source)
     env |= dict.fromkeys(THREADS, str(threads))
     env |= job
+    if code is not None:
+        env["PYTHONPATH"] = os.pathsep.join([str(code), *filter(None, [env.get("PYTHONPATH", "")])])
     env["RUDRA_LEARNER"] = str(spec)
     return env
 

@@ -10,11 +10,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rudra_zmq import __version__, log, paths
 from rudra_zmq.daemons.base import Daemon, Options, boot_id, launch, parser
+from rudra_zmq.daemons.code import Code
 from rudra_zmq.daemons.learners import Learners
 from rudra_zmq.errors import EXIT_UNREACHABLE, RudraError, Unreachable
 from rudra_zmq.head import files
@@ -51,6 +52,7 @@ class Learnerd(Daemon):
         self._unheard: list[c.LearnerExit] = []
         self._problem = RudraError("psd was not reached")
         self._reminder = log.RateLimiter(REMIND_S)
+        self._code = Code(self.loop, options.state, self._ask)
         self._learners = Learners(
             self.loop,
             self.supervisor,
@@ -58,6 +60,7 @@ class Learnerd(Daemon):
             runtime=options.runtime,
             host=self._host,
             tell=self._tell,
+            code=self._code,
         )
 
     def begin(self) -> None:
@@ -215,6 +218,13 @@ class Learnerd(Daemon):
             logger.limited(self._reminder, "warning", "a message that is not for learnerd", kind=type(message).__name__)
         return None
 
+    def _ask(self, message: c.GetBundle, then: Callable[[Message], None]) -> None:
+        if self._peer is not None and self._registered:
+            self._peer.request(message, then, timeout=30.0)
+        else:
+            away = error_message(Unreachable("psd cannot be reached"))
+            self.loop.after(0.0, lambda: then(away))
+
     def _tell(self, message: c.LearnerStarted | c.LearnerExit) -> None:
         if isinstance(message, c.LearnerStarted):
             if self._peer is not None and self._registered:
@@ -261,6 +271,7 @@ class Learnerd(Daemon):
 
     def close(self) -> None:
         """Nothing that is told any more."""
+        self._code.close()
         if self._peer is not None:
             self._peer.close(linger=0.5)
 

@@ -20,10 +20,12 @@ from pathlib import Path
 from rudra_zmq import log, paths
 from rudra_zmq.config import JobFile, job_from_toml
 from rudra_zmq.daemons.base import write_json
+from rudra_zmq.daemons.code import Code
 from rudra_zmq.daemons.environment import learner_environment
 from rudra_zmq.daemons.output import OutputFile, last_words
 from rudra_zmq.daemons.spawn import Child, Supervisor, memory_file
 from rudra_zmq.errors import ConfigError, RudraError
+from rudra_zmq.head import bundles
 from rudra_zmq.head.files import remove_folder
 from rudra_zmq.head.ranks import EVALUATOR, file_stem
 from rudra_zmq.net.auth import KeyPair
@@ -39,6 +41,7 @@ from rudra_zmq.wire.messages.control import (
 
 logger = log.get()
 
+CODE_S = 900.0  # for its code to be there
 BACKOFF_S = 0.5
 MOST_BACKOFF_S = 8.0
 EXIT_NO_NODE = 75  # of the learner's library: the node could not be reached
@@ -67,6 +70,8 @@ class Work:
     file: JobFile
     threads: int
     node_file: Path
+    code: Path | None = None  # where its own code is or will be
+    ready: bool = True  # the code is there
     workers: dict[int, Worker] = field(default_factory=dict)
 
 
@@ -82,10 +87,12 @@ class Learners:
         runtime: Path,
         host: str,
         tell: Callable[[LearnerStarted | LearnerExit], None],
+        code: Code,
     ) -> None:
         self._loop, self._supervisor = loop, supervisor
         self._state, self._runtime, self._host = state, runtime, host
         self._tell = tell
+        self._code = code
         self._work: dict[str, Work] = {}
         self._draining = False
 
@@ -125,20 +132,63 @@ class Learners:
             (folder.root / "output").mkdir(mode=0o700, exist_ok=True)
             work = Work(order, file, threads, self._runtime / f"n-{order.job}.json")
             self._work[order.job] = work
+            if order.bundle:
+                self._fetch(work, folder)
         work.order = order
         self._write_addresses(work, order)
         for rank in ranks:
             if rank not in work.workers:
-                work.workers[rank] = Worker(rank, order.incarnation, order.restarts)
-                self._spawn(work, work.workers[rank])
+                worker = work.workers[rank] = Worker(rank, order.incarnation, order.restarts)
+                if work.ready:
+                    self._spawn(work, worker)
+                else:
+                    worker.timer = self._loop.after(CODE_S, lambda: self._code_is_there(work, "its code did not come"))
             elif (child := work.workers[rank].child) is not None:
                 self._started(work, work.workers[rank], child)
         plural = "s" if work.threads > 1 else ""
-        return f"{work.threads} thread{plural} each, {cores} cores"
+        code = f", code {order.bundle[:12]}" if order.bundle else ""
+        return f"{work.threads} thread{plural} each, {cores} cores{code}"
+
+    def _fetch(self, work: Work, folder: paths.JobFolder) -> None:
+        """See to the job's own code; its learners start when it is there."""
+        name = work.order.bundle
+        try:
+            bundles.place(self._state, name)
+            bundles.need(folder, name)
+        except (OSError, RudraError) as error:
+            del self._work[work.order.job]
+            if isinstance(error, RudraError):
+                raise
+            raise RudraError(f"the job's code: {error.strerror}", where=str(folder.root)) from None
+        work.code, work.ready = folder.code, False
+        self._code.provide(work.order.job, name, lambda problem: self._code_is_there(work, problem))
+
+    def _code_is_there(self, work: Work, problem: str) -> None:
+        """Or it will not be: then nobody can start."""
+        if self._work.get(work.order.job) is not work or work.ready:
+            return
+        work.ready = not problem
+        if not problem and not os.path.isdir(self._cwd(work)):
+            problem = f"there is no folder {work.file.run.cwd} in the job's code"
+        for worker in list(work.workers.values()):
+            if worker.timer is not None:
+                worker.timer.cancel()
+                worker.timer = None
+            if problem:
+                self._over(work, worker, "spawn", 1, respawn=False, text=problem)
+            else:
+                self._spawn(work, worker)
+
+    @staticmethod
+    def _cwd(work: Work) -> str:
+        """Where its learners start."""
+        if work.code is not None:
+            return str(work.code / work.file.run.cwd)
+        return work.file.run.cwd or work.order.cwd
 
     def _check(self, file: JobFile, order: StartLearners) -> None:
         """What would otherwise fail in each learner, with a worse message."""
-        python, cwd = self._python(file), file.run.cwd or order.cwd
+        python, cwd = self._python(file), "/" if order.bundle else file.run.cwd or order.cwd
         if not os.access(python, os.X_OK):
             raise ConfigError(f"there is no interpreter {python}", where=self._host, fix="set run.python")
         if not os.path.isdir(cwd):
@@ -173,8 +223,11 @@ class Learners:
     def remove(self, job: str) -> None:
         """The job is no more: what this host keeps of it goes, unless something of it still runs here."""
         if job not in self._work:
+            folder = paths.job_folder(self._state, job)
+            bundle = bundles.needed(folder)
             try:
-                remove_folder(paths.job_folder(self._state, job).root)
+                remove_folder(folder.root)
+                bundles.collect(self._state, bundle)
             except OSError as error:
                 logger.warning("a removed job's folder stays", job=job, error=str(error))
 
@@ -210,7 +263,7 @@ class Learners:
         name = file_stem(worker.rank)
         folder = paths.job_folder(self._state, work.order.job)
         spec = self._spec_file(work, worker)
-        env = learner_environment(spec=spec, threads=work.threads, job=work.file.run.env)
+        env = learner_environment(spec=spec, threads=work.threads, job=work.file.run.env, code=work.code)
         output: OutputFile | None = None
         key = -1
         try:
@@ -223,7 +276,7 @@ class Learners:
             child = self._supervisor.spawn(
                 [self._python(work.file), "-m", "rudra_zmq.learner.process"],
                 env=env,
-                cwd=work.file.run.cwd or work.order.cwd,
+                cwd=self._cwd(work),
                 output=output,
                 on_exit=lambda child: self._exited(work, worker, child),
                 pass_fds=(key,),
@@ -271,7 +324,8 @@ class Learners:
             "log": str(folder.log(file_stem(worker.rank))),
             "output": str(folder.root / "output"),
             "toml": work.order.toml,
-            "cwd": work.file.run.cwd or work.order.cwd,
+            "cwd": self._cwd(work),
+            "code": "" if work.code is None else str(work.code),
             "threads": work.threads,
             "host": self._host,
             "ppid": os.getpid(),

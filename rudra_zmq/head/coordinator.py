@@ -20,7 +20,7 @@ from rudra_zmq import __version__, log
 from rudra_zmq.config import job_from_toml
 from rudra_zmq.core import job as life
 from rudra_zmq.errors import ConfigError, NotFound, NotRunning, RefusedBySecurity, Rejected, RudraError
-from rudra_zmq.head import files
+from rudra_zmq.head import bundles, files
 from rudra_zmq.head.course import Course
 from rudra_zmq.head.effects import Effect, Send
 from rudra_zmq.head.fleet import Fleet, Host
@@ -74,8 +74,10 @@ class Coordinator:
         self._fleet = Fleet(self._out, boot=boot, lives=lives)
         self._book = Book(registry, state, self._out, address, wall)
         self._course = Course(self._book, self._fleet, self._out, suspend_as=suspend_as)
+        self._uploads = bundles.Uploads(state)
         self._shelf = Shelf(self._book, self._fleet, self._out)
         self._handlers: dict[type, tuple[str, Handler]] = {
+            c.PutBundle: ("cli", self._put_bundle),
             c.Submit: ("cli", self._submit),
             c.ListJobs: ("cli", self._list_jobs),
             c.GetJob: ("cli", self._get_job),
@@ -88,6 +90,7 @@ class Coordinator:
             c.ListFiles: ("cli", self._shelf.list_files),
             c.ReadFile: ("cli", self._shelf.read_file),
             c.HostPing: ("learnerd", self._host_ping),
+            c.GetBundle: ("learnerd", self._get_bundle),
             c.LearnerStarted: ("learnerd", self._learner_started),
             c.LearnerExit: ("learnerd", self._learner_exit),
             c.NodeReport: ("node", self._node_report),
@@ -106,6 +109,7 @@ class Coordinator:
     def begin(self, now: float) -> list[Effect]:
         """Take up what a predecessor left: nothing stays "running" that nobody runs."""
         self._fleet.born = now
+        bundles.collect(self._state)
         for stored in self._registry.unfinished(sorted(life.ENDED)):
             try:
                 job = self._book.load(stored)
@@ -170,6 +174,7 @@ class Coordinator:
         """What time brings; to be called a few times a second."""
         self._course.tick(now)
         self._fleet.expire(now)
+        self._uploads.expire(now)
         self._book.expire(now)
         if len(self._peers) > MOST_PEERS // 2:
             self._forget_idle(now)
@@ -279,6 +284,14 @@ class Coordinator:
         self._host(peer)
         return c.Ok()
 
+    def _get_bundle(self, peer: bytes, request: str, message: c.GetBundle, now: float) -> Message:
+        """Code goes to the hosts that are to run it, and to no other."""
+        host = self._host(peer)
+        if not any(job.bundle == message.name and job.on(host.name) for job in self._book.live.values()):
+            raise NotFound(f"no job on {host.name} needs the code {message.name[:12]}", fix="submit the job again")
+        data, size = bundles.read(self._state, message.name, message.offset, files.MAX_READ)
+        return c.FileData(data=data, inode=0, size=size)
+
     def _learner_started(self, peer: bytes, request: str, message: c.LearnerStarted, now: float) -> Message:
         self._course.crew.started(message, self._host(peer))
         return c.Ok()
@@ -314,6 +327,10 @@ class Coordinator:
 
     # ---------------------------------------------------------------------------------------- jobs
 
+    def _put_bundle(self, peer: bytes, request: str, message: c.PutBundle, now: float) -> Message:
+        held = self._uploads.put(message.name, message.size, message.offset, message.data, now)
+        return c.BundleHeld(held=held)
+
     def _submit(self, peer: bytes, request: str, message: c.Submit, now: float) -> Message:
         file = job_from_toml(message.toml, name=message.name).job
         slots = self._fleet.slots(self._course.crew.used())
@@ -321,6 +338,8 @@ class Coordinator:
             raise Rejected(never, fix="set learners.count lower, or add a host")
         if not os.path.isabs(message.cwd):
             raise ConfigError(f"the job's folder {message.cwd!r} is no absolute path")
+        if file.run.code and not bundles.have(self._state, message.code_hash):
+            raise NotFound(f"the code {message.code_hash[:12]} is not here", fix="submit the job again")
         job_id, new = self._registry.submit(
             request=message.request,
             name=message.name,
@@ -333,17 +352,19 @@ class Coordinator:
             now=self._book.wall(),
         )
         if new:
-            self._make(job_id, message.toml)
+            self._make(job_id, message.toml, message.code_hash if file.run.code else "")
             job = self._book.load(self._registry.stored(job_id))
             of = f", again of {message.again}" if message.again else ""
             self._book.event(job.id, "I", f"submitted as {message.name}{of}")
             self._course.schedule(now)
         return c.Submitted(job=job_id)
 
-    def _make(self, job: str, toml: str) -> None:
+    def _make(self, job: str, toml: str, bundle: str) -> None:
         """The job's folder and file; without them there is no job."""
         try:
             folder = self._book.folder(job).make()
+            if bundle:
+                bundles.need(folder, bundle)
             folder.job_toml.write_text(toml, "utf-8")
         except (OSError, RudraError) as error:
             self._registry.remove(job)
@@ -388,8 +409,10 @@ class Coordinator:
         if row.job in self._book.live or life.step(row.state, "remove") is None:
             fix = f"`rudra stop {row.job}` first"
             raise Rejected(f"job {row.job} cannot be removed: {life.refusal(row.state, 'remove')}", fix=fix)
+        bundle = bundles.needed(self._book.folder(row.job))
         try:
             files.remove_folder(self._book.folder(row.job).root)
+            bundles.collect(self._state, bundle)
         except OSError as error:
             reason = error.strerror or "it cannot be removed"
             raise RudraError(f"the job's folder stays: {reason}", where=row.folder) from None

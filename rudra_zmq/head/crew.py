@@ -107,6 +107,7 @@ class Crew:
             restarts=restarts,
             incarnation=base,
             key=job.key,
+            bundle=job.bundle,
         )
         self._fleet.ask(host, message, now, lambda answer: self._asked(job, host, wanted, answer, now))
 

@@ -7,14 +7,17 @@ Used by the head, by learnerd for the logs on its host, by the command line for 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rudra_zmq import paths
 from rudra_zmq.errors import NotFound, RefusedBySecurity
+from rudra_zmq.head import bundles
 from rudra_zmq.wire.messages.control import FileData
 
 MAX_READ = 262144
@@ -23,8 +26,11 @@ KEPT = 1 << 20
 CUT = re.compile(rb"\n\[rudra: (\d+) bytes of output cut here\]\n")
 
 
-def _walk(folder: Path) -> Iterator[tuple[str, int]]:
-    for root, _, names in os.walk(folder):
+def _walk(folder: Path, code: bool) -> Iterator[tuple[str, int]]:
+    """``code``: also the files of the job's own code."""
+    for root, folders, names in os.walk(folder):
+        if not code and root == str(folder) and "code" in folders:
+            folders.remove("code")
         for name in names:
             path = os.path.join(root, name)
             try:
@@ -36,17 +42,30 @@ def _walk(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def list_files(folder: Path) -> list[tuple[str, int]]:
-    """(path relative to the folder, bytes) of every plain file, by path; empty where there is no folder."""
-    return sorted(_walk(folder))
+    """(path relative to the folder, bytes) of every plain file but those of the user's code, by path; empty where
+    there is no folder."""
+    return sorted(_walk(folder, code=False))
 
 
-def usage(folder: Path, job: str) -> list[tuple[str, str, int]]:
-    """(job, what, bytes) with what = snapshots, logs, weights, other; all four, also where they are 0."""
-    sums = {"snapshots": 0, "logs": 0, "weights": 0, "other": 0}
-    for path, size in _walk(folder):
-        top = "weights" if path == "weights.safetensors" else path.partition("/")[0]
-        sums[top if top in sums else "other"] += size
-    return [(job, what, size) for what, size in sums.items()]
+def usage(state: Path, jobs: Iterable[str]) -> list[tuple[str, str, int]]:
+    """(job, what, bytes) with what = snapshots, logs, weights, code, other; all five, also where they are 0.
+
+    A bundle that several jobs need counts for the first of them.
+    """
+    rows: list[tuple[str, str, int]] = []
+    counted: set[str] = set()
+    for job in jobs:
+        folder = paths.job_folder(state, job)
+        sums = {"snapshots": 0, "logs": 0, "weights": 0, "code": 0, "other": 0}
+        for path, size in _walk(folder.root, code=True):
+            top = "weights" if path == "weights.safetensors" else path.partition("/")[0]
+            sums[top if top in sums else "other"] += size
+        if (name := bundles.needed(folder)) and name not in counted:
+            counted.add(name)
+            with contextlib.suppress(OSError):
+                sums["code"] += bundles.place(state, name).stat().st_size
+        rows += [(job, what, size) for what, size in sums.items()]
+    return rows
 
 
 def resolve(folder: Path, path: str) -> Path:

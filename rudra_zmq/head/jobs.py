@@ -67,6 +67,7 @@ class Job:
     reason: str
     generation: int
     incarnation: int
+    bundle: str = ""  # the name of its code
     learners: dict[int, Learner] = field(default_factory=dict)
     peer: bytes | None = None  # the node's
     node_runs: bool = False
@@ -125,7 +126,8 @@ class Book:
         file = job_from_toml(stored.toml, name=stored.name).job
         job = Job(
             stored.id, stored.name, stored.token, stored.toml, stored.cwd, file, stored.state, stored.reason,
-            stored.generation, stored.incarnation, progress=self.registry.get(stored.id).row.progress,
+            stored.generation, stored.incarnation, stored.code_hash if file.run.code else "",
+            progress=self.registry.get(stored.id).row.progress,
         )  # fmt: skip
         if stored.hosts:
             self.settle(job, stored.hosts)

@@ -89,6 +89,7 @@ class StoredJob:
     token: str
     generation: int
     incarnation: int
+    code_hash: str
     hosts: dict[int, str]
 
 
@@ -310,13 +311,14 @@ class Registry:
     def stored(self, job: str) -> StoredJob:
         """What starts the job (again), by id. NotFound."""
         rows = self._rows(
-            "SELECT id, name, state, reason, toml, cwd, token, generation, incarnation, hosts FROM jobs WHERE id = ?",
+            "SELECT id, name, state, reason, toml, cwd, token, generation, incarnation, code_hash, hosts FROM jobs"
+            " WHERE id = ?",
             (job,),
         )
         if not rows:
             raise NotFound(f"there is no job {job}", fix="`rudra jobs` lists them")
         row = rows[0]
-        names = ("id", "name", "state", "reason", "toml", "cwd", "token", "generation", "incarnation")
+        names = ("id", "name", "state", "reason", "toml", "cwd", "token", "generation", "incarnation", "code_hash")
         hosts = {int(rank): host for rank, host in self._table(row[-1]).items()}
         return StoredJob(**dict(zip(names, row, strict=False)), hosts=hosts)
 

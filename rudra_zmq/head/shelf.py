@@ -28,12 +28,8 @@ class Shelf:
 
     def usage(self, peer: bytes, request: str, message: c.DiskUse, now: float) -> Message:
         """Bytes per job and kind."""
-        rows = [
-            entry
-            for row in self._book.registry.jobs()[:MOST_LISTED]
-            for entry in files.usage(self._book.folder(row.job).root, row.job)
-        ]
-        return c.DiskUsed(rows=rows)
+        jobs = [row.job for row in self._book.registry.jobs()[:MOST_LISTED]]
+        return c.DiskUsed(rows=files.usage(self._book.state, jobs))
 
     def _hosts_of(self, job: str) -> dict[int, str]:
         live = self._book.live.get(job)

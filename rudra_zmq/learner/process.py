@@ -34,7 +34,7 @@ def main() -> int:
         job = job_from_toml(spec.toml, name=spec.job).job
         enter(spec.cwd)
         if spec.role == "learner" and job.kind != "task":
-            take_over(job)
+            take_over(job, spec.code)
     except RudraError as error:
         print(f"rudra: {error}", file=sys.stderr, flush=True)
         return error.exit_status
@@ -69,12 +69,14 @@ def enter(folder: str) -> None:
         raise ConfigError(f"the job's folder: {error.strerror}", where=folder, fix=fix) from None
 
 
-def take_over(job: JobFile) -> NoReturn:
-    """Become the script or module, with its own arguments and nothing of ours."""
+def take_over(job: JobFile, code: str) -> NoReturn:
+    """Become the script (a path inside ``code``, where there is one) or module, with its own arguments and nothing of
+    ours."""
     run = job.run
-    target = [run.script] if run.script else ["-m", run.module]
-    if run.script and not os.path.isfile(run.script):
-        raise ConfigError("the script is not there", where=run.script, fix="correct run.script, or put it on this host")
+    script = os.path.join(code, run.script)
+    target = [script] if run.script else ["-m", run.module]
+    if run.script and not os.path.isfile(script):
+        raise ConfigError("the script is not there", where=script, fix="correct run.script, or put it on this host")
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *target, *run.args])

@@ -20,7 +20,8 @@ class LearnerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`log`: file of our own lines; `output`: folder for the script's files; `toml`: the effective job file.
 
     `node_file` has the node's addresses and is replaced when it moves. `ppid`: learnerd, without which this process
-    has no business. `key_fd`: the descriptor to read this incarnation's secret key from, or -1.
+    has no business. `code`: where the job's own code is unpacked, or "". `key_fd`: the descriptor to read this
+    incarnation's secret key from, or -1.
     """
 
     job: str
@@ -37,6 +38,7 @@ class LearnerSpec(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     ppid: int
     key_fd: int = -1
+    code: str = ""
 
 
 class NodeFile(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from rudra_zmq.wire.bundle import MOST_BYTES
 from rudra_zmq.wire.messages.data import Count, Message, Names, Rank, Seconds, Short, Text
 from rudra_zmq.wire.messages.records import EpochRow as EpochRow
 from rudra_zmq.wire.messages.records import EventRow as EventRow
@@ -25,8 +26,10 @@ from rudra_zmq.wire.messages.records import Time as Time
 
 Toml: TypeAlias = Annotated[str, Meta(max_length=262144)]
 Blob: TypeAlias = Annotated[bytes, Meta(max_length=524288)]
+Piece: TypeAlias = Annotated[bytes, Meta(max_length=262144)]
 Origins: TypeAlias = Annotated[dict[Short, Short], Meta(max_length=4096)]  # key of the job file -> source
 Ranks: TypeAlias = Annotated[list[Rank], Meta(max_length=65536)]
+BundleName: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256 of a bundle of user code
 Places: TypeAlias = Annotated[list[Text], Meta(max_length=64)]  # addresses
 
 
@@ -74,6 +77,22 @@ class Submit(Message, frozen=True, tag="submit"):
     origins: Origins = {}
     code_hash: Short = ""
     again: Short = ""
+
+
+class PutBundle(Message, frozen=True, tag="put_bundle"):
+    """A piece of the user code of a job that is to be submitted; without ``data`` a question. What does not continue
+    what the head has is not taken."""
+
+    name: BundleName
+    size: Annotated[int, Meta(ge=1, le=MOST_BYTES)]
+    offset: Count = 0
+    data: Piece = b""
+
+
+class BundleHeld(Message, frozen=True, tag="bundle_held"):
+    """Bytes that the head has of it, from its start; all of them: it is whole, and checked."""
+
+    held: Count
 
 
 class Submitted(Message, frozen=True, tag="submitted"):
@@ -140,7 +159,7 @@ class DiskUse(Message, frozen=True, tag="disk_use"):
 
 
 class DiskUsed(Message, frozen=True, tag="disk_used"):
-    # job, what (snapshots, logs, weights, other), bytes
+    # job, what (snapshots, logs, weights, code, other), bytes
     rows: Annotated[list[tuple[JobId, Short, Count]], Meta(max_length=65536)]
 
 
@@ -203,6 +222,13 @@ class HostPing(Message, frozen=True, tag="host_ping"):
     """Liveness of a learnerd, sent from its working loop; answered by Ok."""
 
 
+class GetBundle(Message, frozen=True, tag="get_bundle"):
+    """A piece of the user code of a job whose learners this host is to run; answered by FileData."""
+
+    name: BundleName
+    offset: Count
+
+
 class StartLearners(Message, frozen=True, tag="start_learners"):
     """Spawn these ranks (and the evaluator where ``evaluator``), each with ``incarnation`` or higher.
 
@@ -222,6 +248,7 @@ class StartLearners(Message, frozen=True, tag="start_learners"):
     restarts: Count
     incarnation: Count = 1
     key: Short = ""  # of the node
+    bundle: Short = ""  # name of the bundle of user code that they run, see get_bundle
 
 
 class NodeMoved(Message, frozen=True, tag="node_moved"):
@@ -345,6 +372,8 @@ Control: TypeAlias = (
     | Error
     | Whoami
     | Submit
+    | PutBundle
+    | BundleHeld
     | Submitted
     | ListJobs
     | Jobs
@@ -366,6 +395,7 @@ Control: TypeAlias = (
     | Register
     | Registered
     | HostPing
+    | GetBundle
     | StartLearners
     | NodeMoved
     | StopLearners

@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 
+from rudra_zmq.daemons.code import Code
 from rudra_zmq.daemons.learners import Learners
 from rudra_zmq.daemons.spawn import Supervisor
 from rudra_zmq.errors import RudraError
 from rudra_zmq.head.ranks import EVALUATOR
 from rudra_zmq.net.loop import Loop
+from rudra_zmq.wire import bundle
 from rudra_zmq.wire.messages import control as c
+from rudra_zmq.wire.messages.data import Message
 
 JOB = "abc123"
 HEAD = """#!{python}
@@ -48,13 +51,21 @@ class Host:
             runtime=self.runtime,
             host="here",
             tell=self.told.append,
+            code=Code(self.loop, self.state, self._head),
         )
+        self.pieces: list[c.GetBundle] = []  # that were asked for
+        self.answers: Callable[[c.GetBundle], Message] = lambda _: c.Error(code="not-found", message="no code here")
+
+    def _head(self, message: c.GetBundle, then: Callable[[Message], None]) -> None:
+        self.pieces.append(message)
+        answer = self.answers(message)
+        self.loop.after(0.0, lambda: then(answer))
 
     def start(self, body: str, ranks: list[int] | None = None, **kw: Any) -> str:
         program = self.folder / "python"
         program.write_text(HEAD.format(python=sys.executable) + body)
         program.chmod(0o700)
-        table = f'[run]\nscript = "/x.py"\npython = "{kw.pop("python", program)}"\nenv = {{ MINE = "yes" }}\n'
+        table = f'[run]\nscript = "/x.py"\n{kw.pop("run", "")}\npython = "{kw.pop("python", program)}"\nenv = {{ MINE = "yes" }}\n'
         order = c.StartLearners(
             job=JOB, generation=1, name="demo", token="tok", toml=table, cwd=kw.pop("cwd", str(self.folder)),
             ranks=[0] if ranks is None else ranks, evaluator=kw.pop("evaluator", False), addresses=["ipc:///n"],
@@ -270,3 +281,102 @@ def test_a_job_can_come_again(host: Host) -> None:
     host.start("print('again')\n", incarnation=5)
     host.until(lambda: len(host.exits) == 2)
     assert host.exits[1].incarnation == 5 and host.out() == "again\n"
+
+
+# ------------------------------------------------------------------------------------------- code of its own
+
+
+def serve(host: Host, code: bundle.Bundle, piece: int = 1000) -> None:
+    """The head that has it."""
+    host.answers = lambda ask: c.FileData(data=code.data[ask.offset : ask.offset + piece], inode=0, size=len(code.data))
+
+
+def package() -> bundle.Bundle:
+    return bundle.make(
+        [
+            bundle.Entry("pkg/__init__.py", b"word = 'from the bundle'\n" + b"#" * 3000, False),
+            bundle.Entry("sub/data.txt", b"data", False),
+            bundle.Entry("tool", b"#!/bin/sh\necho tool\n", True),
+        ]
+    )
+
+
+SAYS = "import pkg, subprocess\nprint(pkg.word, os.getcwd(), subprocess.check_output([sys.path[1] + '/tool'], text=True))\n"
+
+
+def test_code_is_fetched_once_and_is_first_on_the_path(host: Host) -> None:
+    code = package()
+    serve(host, code)
+    said = host.start(SAYS, ranks=[0, 1], bundle=code.name, run='code = "/home/me"\ncwd = "sub"')
+    assert code.name[:12] in said and host.starts == []
+    host.until(lambda: len(host.exits) == 2)
+    assert {m.kind for m in host.exits} == {"ok"}, host.exits
+    folder = host.state / "jobs" / JOB / "code"
+    assert host.out() == f"from the bundle {folder}/sub tool\n\n"
+    assert [ask.offset for ask in host.pieces] == list(range(0, len(code.data), 1000))
+    host.start(SAYS, bundle=code.name, run='code = "/home/me"\ncwd = "sub"')
+    host.until(lambda: len(host.exits) == 3)
+    assert len(host.pieces) == -(-len(code.data) // 1000)
+    host.learners.remove(JOB)
+    assert list((host.state / "bundles").iterdir()) == list((host.state / "jobs").iterdir()) == []
+
+
+def test_code_goes_on_where_the_head_was_cut_off(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rudra_zmq.daemons.code.RETRY_S", 0.0)
+    code, cut = package(), [1000, 2000]
+    serve(host, code)
+    whole = host.answers
+
+    def flaky(ask: c.GetBundle) -> Message:
+        if ask.offset in cut:
+            cut.remove(ask.offset)
+            return c.Error(code="unreachable", message="away")
+        return whole(ask)
+
+    host.answers = flaky
+    host.start("print('ran')\n", bundle=code.name, run='code = "/home/me"')
+    host.until(lambda: len(host.exits) == 1)
+    assert host.out() == "ran\n" and not cut
+    assert [ask.offset for ask in host.pieces][:5] == [0, 1000, 1000, 2000, 2000]
+
+
+@pytest.mark.parametrize("what", ["missing", "other", "long", "garbage", "folder"])
+def test_code_that_cannot_be_had_fails_the_learners_and_says_why(host: Host, what: str) -> None:
+    code = package()
+    name, run = code.name, 'code = "/home/me"'
+    if what == "other":
+        serve(host, bundle.Bundle(name, code.data[:-1] + b"x"))
+    elif what == "long":
+        host.answers = lambda ask: c.FileData(data=b"x" * 1000, inode=0, size=1500)
+    elif what == "garbage":
+        name = "0" * 64
+        host.answers = lambda ask: c.Ok()
+    elif what == "folder":
+        serve(host, code)
+        run += '\ncwd = "nowhere"'
+    host.start("print('ran')\n", ranks=[0, 1], bundle=name, run=run)
+    host.until(lambda: len(host.exits) == 2)
+    said = {"missing": "no code here", "other": "not the code", "long": "not the code", "garbage": "answer is none",
+            "folder": "no folder nowhere"}[what]  # fmt: skip
+    for exit in host.exits:
+        assert exit.kind == "spawn" and said in exit.text, exit
+    assert host.learners.count == 0 and host.starts == []
+    if what != "folder":
+        assert list((host.state / "bundles").iterdir() if (host.state / "bundles").exists() else []) == []
+
+
+def test_learners_that_wait_for_code_can_be_stopped(host: Host) -> None:
+    code = package()
+    held: list[Callable[[], None]] = []
+    host.learners._code._ask = lambda message, then: held.append(
+        lambda: then(c.FileData(data=code.data[message.offset :], inode=0, size=len(code.data)))
+    )
+    host.start("print('ran')\n", ranks=[0, 1], bundle=code.name, run='code = "/home/me"')
+    host.until(lambda: len(held) == 1)
+    assert [(rank, pid) for _, rank, _, pid in host.learners.running()] == [(0, 0), (1, 0)]
+    host.learners.stop(c.StopLearners(job=JOB, grace=1.0))
+    assert [m.kind for m in host.exits] == ["ok", "ok"] and host.learners.running() == []
+    held[0]()  # and what comes now starts nobody
+    host.until((host.state / "jobs" / JOB / "code").is_dir)
+    host.loop.turn(0.05)
+    assert host.starts == []

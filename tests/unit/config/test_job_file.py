@@ -48,6 +48,7 @@ def test_defaults_of_a_task() -> None:
         "run.python": "",
         "run.env": {},
         "run.cwd": "",
+        "run.code": "",
         "learners.count": 4,
         "learners.min": 1,
         "learners.max": 0,

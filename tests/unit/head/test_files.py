@@ -8,20 +8,24 @@ from pathlib import Path
 import pytest
 
 from rudra_zmq.errors import NotFound, RefusedBySecurity
+from rudra_zmq.head import bundles
 from rudra_zmq.head.files import list_files, read_file, remove_folder, usage
+from rudra_zmq.paths import JobFolder
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    root = tmp_path / "abc123"
+    root = tmp_path / "jobs" / "abc123"
     (root / "logs").mkdir(parents=True)
     (root / "snapshots" / "1-10").mkdir(parents=True)
     (root / "logs" / "learner-0.out").write_bytes(b"0123456789")
     (root / "snapshots" / "1-10" / "state.json").write_bytes(b"{}")
     (root / "weights.safetensors").write_bytes(b"w" * 7)
     (root / "metrics.csv").write_bytes(b"m" * 3)
-    (tmp_path / "secret").write_text("token")
-    os.symlink(tmp_path / "secret", root / "logs" / "link")
+    (root / "code" / "pkg").mkdir(parents=True)
+    (root / "code" / "pkg" / "train.py").write_bytes(b"c" * 5)
+    (tmp_path / "jobs" / "secret").write_text("token")
+    os.symlink(tmp_path / "jobs" / "secret", root / "logs" / "link")
     os.symlink(tmp_path, root / "out")
     os.mkfifo(root / "logs" / "fifo")
     return root
@@ -38,9 +42,22 @@ def test_list_has_plain_files_alone(folder: Path) -> None:
 
 
 def test_usage_by_kind(folder: Path) -> None:
-    assert usage(folder, "abc123") == [
-        ("abc123", "snapshots", 2), ("abc123", "logs", 10), ("abc123", "weights", 7), ("abc123", "other", 3),
+    state = folder.parents[1]
+    assert usage(state, ["abc123"]) == [
+        ("abc123", "snapshots", 2), ("abc123", "logs", 10), ("abc123", "weights", 7), ("abc123", "code", 5),
+        ("abc123", "other", 3),
     ]  # fmt: skip
+
+
+def test_a_bundle_counts_once(folder: Path) -> None:
+    state, name = folder.parents[1], "a" * 64
+    (state / "bundles").mkdir()
+    (state / "bundles" / name).write_bytes(b"b" * 100)
+    (state / "jobs" / "def456").mkdir()
+    for job in ("abc123", "def456"):
+        bundles.need(JobFolder(state / "jobs" / job), name)
+    code = {job: size for job, what, size in usage(state, ["def456", "abc123", "ffffff"]) if what == "code"}
+    assert code == {"def456": 100, "abc123": 5, "ffffff": 0}
 
 
 @pytest.mark.parametrize(("offset", "limit", "data"), [(0, 4, b"0123"), (8, 100, b"89"), (10, 5, b""), (99, 5, b"")])

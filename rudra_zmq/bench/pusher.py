@@ -54,7 +54,10 @@ class Pusher:
         return bool(self._weights.params[0] != 0.0)
 
     def _fill(self) -> None:
-        """What a backward pass would have written; no more than once into each slot, since it stays there."""
+        """What a backward pass would have written; no more than once into each slot, since it stays there.
+
+        Whoever writes a gradient sees whether it is finite: a learner does so as it copies, here it is known.
+        """
         vector = self._exchange.gradient
         if not any(vector is known for known in self._filled):
             self._filled.append(vector)
@@ -64,7 +67,7 @@ class Pusher:
         """Push one gradient, pull what comes of it. RudraError where it does not count."""
         lease = self._answer.leases[0]
         count = sum(span.count for span in lease.spans)
-        self._answer = self._exchange.push(Gradient(self._answer.clock, lease.spans, count))
+        self._answer = self._exchange.push(Gradient(self._answer.clock, lease.spans, count, finite=True))
         if self._answer.done or self._answer.verdict != "accepted" or not self._answer.leases:
             raise RudraError(f"a gradient was answered with {self._answer.verdict or 'nothing'}")
         self._fill()

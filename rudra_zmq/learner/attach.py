@@ -30,11 +30,14 @@ from torch import nn
 
 from rudra_zmq.errors import Rejected
 from rudra_zmq.learner.signature import FLOATS, Buffer, Signature
-from rudra_zmq.node.vectors import Vector
-from rudra_zmq.wire.layout import Layout
+from rudra_zmq.node.vectors import F32, Vector, finite
+from rudra_zmq.wire.layout import Layout, Slice
 
 KNOWN = 4
 """Gradient vectors whose views are kept: one of the model's own, and a learner's slots."""
+
+PIECE = 1 << 18
+"""Elements of a gradient that are copied at one go: 1 MiB is in the cache still when they are looked at."""
 
 WINDOW = 1 << 16
 """Elements compared per step: 256 KiB, some 30 microseconds."""
@@ -64,6 +67,36 @@ class Mark:
         return self._first is not None and (not grads or self._first() is not grads[0])
 
 
+class _Look:
+    """Copies gradients to their places in ``values``, in order, and looks whether they are finite as it goes."""
+
+    def __init__(self, values: F32) -> None:
+        self._values = values
+        self._seen = 0
+        self._good = True
+
+    def copy(self, slot: torch.Tensor, grad: torch.Tensor, place: Slice) -> None:
+        """One parameter's; a large one in pieces, each of which is in the cache still when it is looked at."""
+        if slot.numel() <= PIECE or not grad.is_contiguous():
+            slot.copy_(grad)
+            self._upto(place.stop)
+            return
+        to, given = slot.view(-1), grad.view(-1)
+        for at in range(0, given.numel(), PIECE):
+            piece = given[at : at + PIECE]
+            to[at : at + PIECE].copy_(piece)
+            self._upto(place.start + at + piece.numel())
+
+    def _upto(self, stop: int) -> None:
+        if stop - self._seen >= PIECE:
+            self._good = self._good and finite(self._values[self._seen : stop])
+            self._seen = stop
+
+    def finite(self) -> bool:
+        """Of all that was copied."""
+        return self._good and finite(self._values[self._seen :])
+
+
 class AttachedModel:
     """A model whose weights are `weights` and whose gradients go to `gradient`, both vectors of `layout`.
 
@@ -78,6 +111,7 @@ class AttachedModel:
         self.own = self.weights = Vector(self.layout)
         self.gradient = Vector(self.layout, touch=False)  # where memory is shared, it is a slot
         self.unused: tuple[str, ...] = ()  # parameters that the last gather found without a gradient
+        self._finite: bool | None = None  # what the last gather saw of the parameters' gradients
         self._params = [p for _, p in self.signature.params]
         self._views = self._own_views = _views(self.weights, self.layout)
         self._shown: dict[int, tuple[Vector, list[torch.Tensor]]] = {}  # vectors but the own, with their views
@@ -211,7 +245,10 @@ class AttachedModel:
         name, for a gradient that is sparse or of a frozen parameter.
         """
         unused = []
-        for (name, parameter), slot in zip(self.signature.params, self._slots, strict=True):
+        look = _Look(self.gradient.params)
+        for (name, parameter), slot, place in zip(
+            self.signature.params, self._slots, self.layout.params, strict=True
+        ):
             grad = parameter.grad
             if grad is None:
                 if first:
@@ -221,16 +258,22 @@ class AttachedModel:
                 continue
             self._check_grad(name, grad)
             if weight is None:
-                slot.copy_(grad)
+                look.copy(slot, grad, place)
             elif first:
                 slot.copy_(grad).mul_(weight)
             else:
                 slot.add_(grad.to(torch.float32) * weight)
         self.unused = tuple(unused)
+        self._finite = look.finite() if weight is None else None
+
+    def finite(self) -> bool | None:
+        """Whether `gradient` is, with the buffers that were read into it; None where nobody looked yet."""
+        return self._finite and finite(self.gradient.floats)
 
     def divide(self, total: float) -> None:
         """The gradients in `gradient` over `total`."""
         self.gradient.params /= np.float32(total)
+        self._finite = None
 
     # ---- inside
 

@@ -37,7 +37,8 @@ class Job:
 class Gradient:
     """One push. ``count`` 0 is a batch that was skipped: there is no tensor. Times in seconds.
 
-    ``clock`` is that of the oldest weights that any of it was computed from.
+    ``clock`` is that of the oldest weights that any of it was computed from. ``finite``: whether the tensor is, where
+    that was seen as it was written; else None, and it is looked at again before it leaves.
     """
 
     clock: Clock
@@ -47,6 +48,7 @@ class Gradient:
     rates: tuple[float, ...] | None = None
     compute_s: float = 0.0
     wait_s: float = 0.0
+    finite: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class LocalExchange:
             assert isinstance(slot.vector, Vector)
             slot.vector.copy_from(self._gradient)
             slot.count = gradient.count
-            finite = slot.vector.finite()
+            finite = slot.vector.finite() if gradient.finite is None else gradient.finite
         push = Push(
             GradientId(self.rank, self.incarnation, self._seq),
             gradient.clock,

@@ -32,10 +32,12 @@ class Packing:
         if version is not self._weights:
             version.decode(self._weights)
 
-    def pack(self, gradient: Vector, slot: Vector | Packed | None, seq: int) -> tuple[Vector | Packed, bool]:
+    def pack(
+        self, gradient: Vector, slot: Vector | Packed | None, seq: int, finite: bool | None
+    ) -> tuple[Vector | Packed, bool]:
         """Gradient number ``seq`` as it is to be sent, in ``slot`` where there is one, and whether it is finite.
 
-        Without a slot and an encoding it is sent as it is, and the node looks.
+        ``finite``: what is known of it. Without a slot and an encoding it is sent as it is, and the node looks too.
         """
         target = slot or self._outgoing or gradient
         if isinstance(target, Packed):
@@ -43,7 +45,7 @@ class Packing:
                 return target, self.feedback.pack(gradient, target, seq)
             return target, target.encode(gradient, self._scratch)
         if slot is None:
-            return target, True
+            return target, finite is not False
         if target is not gradient:  # there was another connection when it was computed
             target.copy_from(gradient)
-        return target, target.finite()
+        return target, target.finite() if finite is None else finite

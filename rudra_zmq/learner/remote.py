@@ -287,7 +287,7 @@ class RemoteExchange:
         try:
             nbytes, finite = 0, True
             if gradient.count:
-                packed, finite = self._packing.pack(source, self._slot, self._seq)
+                packed, finite = self._packing.pack(source, self._slot, self._seq, gradient.finite)
                 nbytes = len(packed.data)
                 if self._slot is None:
                     self._line.now.send_vector(self._key, packed)

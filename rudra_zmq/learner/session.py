@@ -234,6 +234,7 @@ class Session:
             rates=self.rates if self.exchange.chief else None,
             compute_s=now - self._resumed,
             wait_s=self._waited,
+            finite=self.model.finite(),
         )
         self._exchange(gradient)
         # Under hardsync they went back to the pool with the push, and may be held by another now.

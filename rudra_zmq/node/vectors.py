@@ -178,9 +178,12 @@ def _view(whole: npt.NDArray[np.uint8], at: int, count: int, dtype: Any) -> npt.
 
 
 def finite(values: F32) -> bool:
-    """Whether every element is finite. The sum of finite ones may overflow; only then each is looked at."""
+    """Whether every element is finite. The squares of finite ones may overflow; only then each is looked at.
+
+    A product with itself goes over memory twice as fast as a sum does, and keeps every NaN and infinity.
+    """
     with np.errstate(all="ignore"):
-        return bool(np.isfinite(np.add.reduce(values)) or np.isfinite(values).all())
+        return bool(np.isfinite(np.dot(values, values)) or np.isfinite(values).all())
 
 
 def _finite_float16(values: npt.NDArray[np.uint16]) -> bool:

@@ -141,7 +141,7 @@ def test_another_generation_begins_with_what_it_is_told() -> None:
 def test_a_slot_of_the_node_is_written_in_place() -> None:
     weights, slot = Vector(LAYOUT), Packed(FORM)
     packing = Packing(FORM, Form.of(LAYOUT, "float32"), weights)
-    packed, finite = packing.pack(gradient(*FIRST), slot, 1)
+    packed, finite = packing.pack(gradient(*FIRST), slot, 1, None)
     assert packed is slot and finite and packing.incoming is weights
-    other, finite = packing.pack(gradient(*FIRST), None, 1)
+    other, finite = packing.pack(gradient(*FIRST), None, 1, None)
     assert other is not slot and bytes(other.data) == bytes(slot.data)

@@ -29,11 +29,6 @@ class Intervals:
         """Number of intervals (not of integers: that is ``count``)."""
         return len(self._starts)
 
-    def contains(self, start: int, stop: int) -> bool:
-        """Whether all of [start, stop) is in the set; an empty interval never is."""
-        at = bisect_right(self._starts, start) - 1
-        return start < stop and at >= 0 and stop <= self._stops[at]
-
     def add(self, start: int, stop: int) -> None:
         """Add [start, stop). Raises ValueError if it is empty or any of it is in the set already."""
         at = bisect_left(self._starts, start)
@@ -57,14 +52,21 @@ class Intervals:
 
     def remove(self, start: int, stop: int) -> None:
         """Remove [start, stop). Raises ValueError unless all of it is in the set."""
-        if not self.contains(start, stop):
+        at = bisect_right(self._starts, start) - 1
+        if not (start < stop and at >= 0 and stop <= self._stops[at]):
             raise ValueError(f"[{start}, {stop}) cannot be removed: it is not there")
         self.count -= stop - start
-        at = bisect_right(self._starts, start) - 1
-        old_start, old_stop = self._starts[at], self._stops[at]
-        pieces = [p for p in ((old_start, start), (stop, old_stop)) if p[0] < p[1]]
-        self._starts[at : at + 1] = [p[0] for p in pieces]
-        self._stops[at : at + 1] = [p[1] for p in pieces]
+        leaves_before = self._starts[at] < start
+        leaves_after = stop < self._stops[at]
+        if leaves_before and leaves_after:
+            self._starts.insert(at + 1, stop)
+            self._stops.insert(at, start)
+        elif leaves_before:
+            self._stops[at] = start
+        elif leaves_after:
+            self._starts[at] = stop
+        else:
+            del self._starts[at], self._stops[at]
 
     def take(self, want: int) -> list[tuple[int, int]]:
         """Remove and return the lowest ``want`` integers (all of them where there are fewer)."""

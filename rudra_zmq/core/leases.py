@@ -18,6 +18,9 @@ def without(leases: Sequence[Lease], spans: Sequence[Span]) -> list[tuple[Span, 
     rest = [list(lease.spans) for lease in leases]
     for span in spans:
         for pieces in rest:
+            if span in pieces:  # whole, as nearly all are
+                pieces.remove(span)
+                break
             at = next((i for i, piece in enumerate(pieces) if _within(span, piece)), None)
             if at is not None:
                 piece = pieces[at]

@@ -118,7 +118,7 @@ class Ledger:
             page = self._pages.pop(self.epoch)
             closed.append(Closed(self.epoch, page.applied.count, page.skipped.count))
             self.epoch += 1
-        self._open()
+            self._open()
         return closed
 
     def counts(self, epoch: int) -> dict[str, int]:

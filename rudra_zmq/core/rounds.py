@@ -27,7 +27,7 @@ class Rounds:
         self._ledger = ledger
         self._limit = limit
         self._backup = backup
-        self._current: Deal = {}  # of the round under way: who has not answered
+        self._current: Deal = {}  # of the round under way, by rank: who has not answered
         self._size = 0  # leases of the round under way
         self._ahead: list[Deal] = []
 
@@ -65,7 +65,7 @@ class Rounds:
 
     def answerable(self, queue: Mapping[int, Session]) -> list[Session]:
         """Those in the queue (rank -> session) who have a part in the round under way, in rank order."""
-        return [queue[rank] for rank in sorted(queue.keys() & self._current.keys())]
+        return [queue[rank] for rank in self._current if rank in queue]
 
     def supply(self, queue: Mapping[int, Session], minibatches: Mapping[int, int]) -> None:
         """Open the next round if none is under way and somebody waits, and forecast as far as they look ahead."""

@@ -246,9 +246,7 @@ class AttachedModel:
         """
         unused = []
         look = _Look(self.gradient.params)
-        for (name, parameter), slot, place in zip(
-            self.signature.params, self._slots, self.layout.params, strict=True
-        ):
+        for (name, parameter), slot, place in zip(self.signature.params, self._slots, self.layout.params, strict=True):
             grad = parameter.grad
             if grad is None:
                 if first:

@@ -195,7 +195,11 @@ class _Socket:
     def wait(self, timeout: float) -> bool:
         """Whether there is something to receive within ``timeout`` seconds."""
         self.check()
-        return bool(self.raw.poll(max(0, round(timeout * 1000)), zmq.POLLIN))
+        return self._ready(timeout, zmq.POLLIN)
+
+    def _ready(self, timeout: float, flag: int) -> bool:
+        # Without the Poller that raw.poll makes for each call: a learner waits here once a mini-batch.
+        return bool(zmq.zmq_poll([(self.raw, flag)], max(0, round(timeout * 1000))))
 
     def _frames(self, first: bytes | None) -> list[Buffer]:
         """The frames of the message at hand; from the second on without a copy (a view of libzmq's memory)."""
@@ -362,12 +366,12 @@ class Dealer(_Socket):
     def writable(self) -> bool:
         """Connected, and the queue not full. Once true, false means that the connection is lost."""
         self.check()
-        return bool(self.raw.poll(0, zmq.POLLOUT))
+        return self._ready(0.0, zmq.POLLOUT)
 
     def wait_connected(self, timeout: float) -> bool:
         """Waits for the connection, ``timeout`` seconds at most."""
         self.check()
-        return bool(self.raw.poll(max(0, round(timeout * 1000)), zmq.POLLOUT))
+        return self._ready(timeout, zmq.POLLOUT)
 
     def recv(self) -> list[Buffer] | None:
         """Frames of the next message, or None. A payload frame is a view: copy what must stay."""

@@ -27,7 +27,6 @@ def test_intervals_are_a_set_of_integers(steps: list[tuple[bool, int, int]]) -> 
         piece = set(range(start, start + length))
         possible = bool(piece) and (not piece & model if add else piece <= model)
         operation = intervals.add if add else intervals.remove
-        assert intervals.contains(start, start + length) == (bool(piece) and piece <= model)
         if possible:
             operation(start, start + length)
             model = model | piece if add else model - piece

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rudra_zmq.errors import Rejected
-from rudra_zmq.learner.attach import WINDOW, AttachedModel, Mark
+from rudra_zmq.learner.attach import PIECE, WINDOW, AttachedModel, Mark
 from tests.unit.learner.world import net, normed
 
 
@@ -82,6 +82,34 @@ def test_gradients_add_up_with_weights() -> None:
     attached.gather(1.0, first=False)
     attached.divide(4.0)
     assert attached.gradient.params.tolist() == [3.25, 1.5]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, PIECE - 1, PIECE, 2 * PIECE + 4, -4, -1])
+def test_what_is_not_finite_is_seen_as_it_is_gathered(at: int, value: float) -> None:
+    large, small = nn.Parameter(torch.zeros(2 * PIECE + 5)), nn.Linear(3, 1)
+    model = nn.ModuleDict({"small": small})
+    model.register_parameter("large", large)
+    attached = AttachedModel(model)
+    flat_grads = torch.full((attached.layout.P,), 1e30)  # the squares of these overflow
+    for p, place in zip([p for _, p in attached.signature.params], attached.layout.params, strict=True):
+        p.grad = flat_grads[place.start : place.stop].view(p.shape)
+    attached.gather()
+    assert attached.finite() is True and np.array_equal(attached.gradient.params, flat_grads.numpy())
+    flat_grads[at] = value
+    attached.gather()
+    assert attached.finite() is False
+    attached.gather(2.0)
+    assert attached.finite() is None, "what is added up is looked at before it leaves"
+
+
+def test_a_buffer_that_is_not_finite_is_seen_too() -> None:
+    attached = AttachedModel(normed())
+    attached.gather()
+    attached.read_buffers(attached.gradient)
+    assert attached.finite() is True
+    attached.gradient.floats[-1] = np.nan
+    assert attached.finite() is False
 
 
 def test_half_precision_gradients_become_float32() -> None:

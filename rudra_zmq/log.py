@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,6 +210,36 @@ class _FileHandler(logging.Handler):
         super().close()
 
 
+class Memory(logging.Handler):
+    """Keeps the newest lines, for who asks over the control plane. `limit`: bytes, at most."""
+
+    def __init__(self, limit: int = 262144) -> None:
+        super().__init__()
+        self.run = int(time.time() * 1000)
+        """Tells this process's lines from those of the one before."""
+        self._limit = limit
+        self._lines: deque[bytes] = deque()
+        self._start = self._end = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = (self.format(record) + "\n").encode("utf-8", "backslashreplace")
+        self._lines.append(line)
+        self._end += len(line)
+        while self._end - self._start > self._limit:
+            self._start += len(self._lines.popleft())
+
+    def read(self, offset: int, limit: int) -> tuple[int, bytes]:
+        """Where they begin, and up to ``limit`` bytes from ``offset`` (of all that was ever written) or from the oldest
+        line that is left."""
+        self.acquire()
+        try:
+            begin = min(max(offset, self._start), self._end)
+            held = b"".join(self._lines)[begin - self._start :]
+        finally:
+            self.release()
+        return begin, held[:limit]
+
+
 _unit = "rudra"
 
 
@@ -219,8 +250,9 @@ def setup(
     fmt: Format = "text",
     stream: TextIO | None = None,
     file: Path | None = None,
+    memory: Memory | None = None,
 ) -> None:
-    """Send this process's lines to `file` if one is given, else to `stream` (default: stderr).
+    """Send this process's lines to `file` if one is given, else to `stream` (default: stderr); and to `memory`.
 
     A second call replaces the first. OSError where the file cannot be opened.
     """
@@ -238,6 +270,9 @@ def setup(
         root.removeHandler(old)
         old.close()
     root.addHandler(handler)
+    if memory is not None:
+        memory.setFormatter(_JsonFormatter(False) if fmt == "json" else _TextFormatter(False))
+        root.addHandler(memory)
     root.setLevel(LEVELS[level])
     root.propagate = False
 

@@ -23,7 +23,7 @@ from rudra_zmq.cli.output import emit_json, note, say
 from rudra_zmq.cli.places import ENDED, AnyPlace, DownCluster, Head, down, ended_run
 from rudra_zmq.cli.report import FAILED_PROCESS
 from rudra_zmq.config import parse_duration
-from rudra_zmq.errors import NotFound, RudraError, TimedOut, Unreachable, UsageError
+from rudra_zmq.errors import EXIT_JOB_FAILED, NotFound, NotRunning, RudraError, TimedOut, Unreachable, UsageError
 from rudra_zmq.head.files import CUT, KEPT
 from rudra_zmq.wire.messages.control import FileData
 
@@ -74,31 +74,46 @@ class Line(NamedTuple):
 )
 @click.option("--tail", type=click.IntRange(0), metavar="N", help="Begin with the last N lines of each file.")
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option("--daemon", is_flag=True, help="No job's lines: those of psd about itself, or (--host) of a learnerd.")
+@click.option("--host", metavar="NAME", default="", help="With --daemon: the learnerd on this host.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @click.pass_obj
 def logs(
     cli: Cli,
     job: str,
+    daemon: bool,
+    host: str,
     follow: bool,
     learner: str | None,
     since: str | None,
     tail: int | None,
     grep: str | None,
     as_json: bool,
-) -> None:
-    """Show what a job's learners, evaluator and node wrote.
+) -> int:
+    """Show what a job's learners, evaluator and node wrote, on whatever host.
 
     \b
       rudra logs -f
       rudra logs 7f3a01 --learner failed
       rudra logs --since 10m --grep 'loss=[01]'
+      rudra logs --host gpu1 --daemon -f
+
+    With -f a connection that is cut is waited for, a minute at most, and no line is lost or shown twice. It ends with
+    the job, with status 8 where that failed.
 
     Each line begins with its source: "3:" is rudra's own line about learner 3 (learner-3.log), "3|" what the script
     printed there (learner-3.out).
     """
     pattern = _pattern(grep)
     begin = parse_since(since) if since else None
+    if host and not daemon:
+        raise UsageError("--host is given without --daemon", fix=f"rudra logs --host {host} --daemon")
+    if daemon and (job or learner):
+        raise UsageError("--daemon shows no job's lines", fix="leave the job, or --daemon, out")
     with cli.places() as places:
+        if daemon:
+            lines = DaemonReader(places.head(), host, begin, pattern)
+            return _follow_daemon(lines, tail, follow, as_json)
         found = places.find(job)
         reader = Reader(found.place, found.row.job, _wanted(found.place, found.row.job, learner), begin, pattern)
         for line in reader.first(tail, last=not follow):
@@ -108,11 +123,32 @@ def logs(
             for line in reader.more(last=state in ENDED):
                 _write(line, as_json)
             if state in ENDED:
+                _tell_away(reader)
                 note(f"job {found.row.job} is {state}")
-                return
+                return EXIT_JOB_FAILED if state == "FAILED" else 0
             if isinstance(reader.place, DownCluster):
                 raise down(found.row)
             time.sleep(BEAT_S)
+        _tell_away(reader)
+    return 0
+
+
+def _tell_away(reader: Reader) -> None:
+    for why, sources in sorted(reader.away.items()):
+        names = ", ".join(sorted(path.removeprefix("logs/") for path in sources))
+        note(f"lines of {names} may be missing: {why}")
+
+
+def _follow_daemon(lines: DaemonReader, tail: int | None, follow: bool, as_json: bool) -> int:
+    """What is there, and with ``follow`` what comes, until Ctrl-C."""
+    there = list(lines.more())
+    for line in there if tail is None else there[max(0, len(there) - tail) :]:
+        _write(line, as_json)
+    while follow:
+        time.sleep(BEAT_S)
+        for line in lines.more():
+            _write(line, as_json)
+    return 0
 
 
 def _write(line: Line, as_json: bool) -> None:
@@ -174,6 +210,7 @@ class Reader:
     ) -> None:
         self.place, self.job, self.wanted, self.since, self.pattern = place, job, wanted, since, pattern
         self.sources: dict[str, Source] = {}
+        self.away: dict[str, set[str]] = {}  # why -> files that could not be read at the last look
         self._lost: float | None = None
 
     def state(self) -> str:
@@ -204,7 +241,7 @@ class Reader:
         ours: list[list[Line]] = []
         raw: list[list[Line]] = []
         for source in self.sources.values():
-            lines = [*self._read(source, last)]
+            lines = [*self._read_there(source, last)]
             (raw if source.raw else ours).append(lines if tail is None else lines[max(0, len(lines) - tail) :])
             source.fresh = True
         return chain(heapq.merge(*ours, key=lambda line: line.stamp), *raw)
@@ -212,16 +249,27 @@ class Reader:
     def more(self, last: bool) -> Iterator[Line]:
         """Lines that came since; nothing while the head does not answer."""
         try:
-            self._look()
-            for source in self.sources.values():
-                yield from self._read(source, last)
+            there = self._look()
+            self.away.clear()
+            for path, source in self.sources.items():
+                if last or source.offset != there.get(path, -1):
+                    yield from self._read_there(source, last)
         except (Unreachable, TimedOut):
             if not isinstance(self.place, Head):
                 raise
 
-    def _look(self) -> None:
+    def _read_there(self, source: Source, last: bool) -> Iterator[Line]:
+        """As ``_read``; a host that is away holds up no other one."""
+        try:
+            yield from self._read(source, last)
+        except NotFound as error:
+            self.away.setdefault(error.message, set()).add(source.path)
+
+    def _look(self) -> dict[str, int]:
+        """The sizes of all files; new ones become sources."""
         first = not self.sources
-        for path, _ in self.place.files(self.job):
+        there = dict(self.place.files(self.job))
+        for path in there:
             match = _NAME.fullmatch(path)
             if match is None or path in self.sources:
                 continue
@@ -229,6 +277,7 @@ class Reader:
                 continue
             label = f"{match[2] or match[1]}{'|' if match[3] == 'out' else ':'}"
             self.sources[path] = Source(path, label, fresh=self.since is None or not first)
+        return there
 
     def _read(self, source: Source, last: bool) -> Iterator[Line]:
         while True:
@@ -267,9 +316,51 @@ class Reader:
             source.offset, source.rest = 0, b""
 
     def _passes(self, source: Source, text: str) -> bool:
-        stamp = None if source.raw else _STAMP.match(text)
-        if stamp:  # a line without a time belongs to the one before it
-            source.stamp = stamp[1]
-            if self.since is not None:
-                source.fresh = datetime.fromisoformat(stamp[1] + "+00:00") >= self.since
-        return source.fresh and (self.pattern is None or self.pattern.search(text) is not None)
+        return _passes(source, text, self.since, self.pattern)
+
+
+class DaemonReader:
+    """Reads a daemon's own log, which is kept in its memory: the newest lines since it was started."""
+
+    def __init__(self, head: Head, host: str, since: datetime | None, pattern: re.Pattern[str] | None) -> None:
+        self._head, self._host, self._since, self._pattern = head, host, since, pattern
+        self._source = Source("learnerd" if host else "psd", f"{host or 'psd'}:", fresh=since is None)
+        self._lost: float | None = None
+
+    def more(self) -> Iterator[Line]:
+        """What came since the last time; nothing while it does not answer, which may take a minute once it has."""
+        source = self._source
+        while True:
+            try:
+                piece = self._head.read_log(self._host, source.offset, PIECE)
+            except (Unreachable, TimedOut, NotRunning):
+                self._lost = self._lost or time.monotonic()
+                if not source.inode or time.monotonic() - self._lost > PATIENCE_S:
+                    raise
+                return
+            self._lost = None
+            if source.inode not in (0, piece.run):
+                note(f"{source.path} was started anew")
+                source.offset, source.inode, source.rest = 0, piece.run, b""
+                continue
+            source.inode = piece.run
+            if piece.offset > source.offset and source.offset:
+                note(f"{piece.offset - source.offset} bytes of its log are gone")
+                source.rest = b""
+            source.offset = piece.offset + len(piece.data)
+            *lines, source.rest = (source.rest + piece.data).split(b"\n")
+            for raw in lines:
+                text = raw.decode(errors="replace")
+                if _passes(source, text, self._since, self._pattern):
+                    yield Line(source, source.stamp, text)
+            if not piece.data:
+                return
+
+
+def _passes(source: Source, text: str, since: datetime | None, pattern: re.Pattern[str] | None) -> bool:
+    stamp = None if source.raw else _STAMP.match(text)
+    if stamp:  # a line without a time belongs to the one before it
+        source.stamp = stamp[1]
+        if since is not None:
+            source.fresh = datetime.fromisoformat(stamp[1] + "+00:00") >= since
+    return source.fresh and (pattern is None or pattern.search(text) is not None)

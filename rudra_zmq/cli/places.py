@@ -132,6 +132,10 @@ class Head:
     def resume(self, job: str) -> str:
         return self._call(c.ResumeJob(job=job), expect=c.Ok, timeout=CALL_S).text
 
+    def read_log(self, host: str, offset: int, limit: int) -> c.LogData:
+        """Of the learnerd on ``host``, or ("") of psd."""
+        return self._call(c.ReadLog(host=host, offset=offset, limit=limit), expect=c.LogData, timeout=CALL_S)
+
     def hosts(self) -> list[c.HostRow]:
         return self._call(c.ListHosts(), expect=c.Hosts, timeout=CALL_S).rows
 

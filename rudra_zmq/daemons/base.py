@@ -1,6 +1,6 @@
 """What both daemons are: options, settings, one loop, signals, settings read again, a clean end.
 
-Owns the life of a daemon's process. Must not know: jobs, messages, what the daemon serves.
+Owns the life of a daemon's process. Must not know: jobs, messages about them, what the daemon serves.
 
     begin --READY--> loop --TERM--> drain --finish--> end (0)
                               '--second TERM, or the deadline--> kill children, end (70)
@@ -32,8 +32,11 @@ from rudra_zmq.errors import EXIT_CONFIG_DAEMON, EXIT_FORCED, AlreadyRunning, Co
 from rudra_zmq.net.addresses import PathLock
 from rudra_zmq.net.loop import Loop
 from rudra_zmq.net.sockets import Context, make_context
+from rudra_zmq.wire.messages.control import LogData, ReadLog
 
 logger = log.get()
+memory = log.Memory()
+"""This daemon's newest lines, see `log_piece`."""
 
 DRAIN_S = 40.0  # a clean end, at most; what it waits for has shorter deadlines of its own
 REAP_S = 3.0  # for killed children to be gone
@@ -160,7 +163,7 @@ class Daemon:
             fresh = load_rudra(self.options.sets).config
             settings, applied, later = merge(self.options.settings, fresh, live=self.live, others=self.others)
             self.options = replace(self.options, settings=settings)
-            log.setup(self.name, level=settings.log.level, fmt=settings.log.format)
+            log.setup(self.name, level=settings.log.level, fmt=settings.log.format, memory=memory)
             logger.info("settings read again", applied=applied, needs_restart=later)
         except RudraError as error:
             problem = error.to_wire()
@@ -240,6 +243,12 @@ def write_json(path: Path, value: object) -> None:
         raise RudraError(f"cannot write: {error.strerror}", where=str(path), fix="make room on the disk") from None
 
 
+def log_piece(ask: ReadLog) -> LogData:
+    """What of this daemon's own log is asked for."""
+    offset, data = memory.read(ask.offset, ask.limit)
+    return LogData(data=data, offset=offset, run=memory.run)
+
+
 def boot_id() -> str:
     """Of this machine's run; the same for all processes that can share a path of it."""
     with contextlib.suppress(OSError):
@@ -306,7 +315,7 @@ def launch(
             redirect(args.log)
         faulthandler.enable()  # a watchdog's SIGABRT then says where the loop was stuck
         settings = load_rudra(given).config
-        log.setup(options.prog, level=settings.log.level, fmt=settings.log.format)
+        log.setup(options.prog, level=settings.log.level, fmt=settings.log.format, memory=memory)
         state = paths.state_folder(os.path.abspath(args.state) if args.state else settings.paths.state)
         runtime = paths.runtime_folder(os.path.abspath(args.runtime) if args.runtime else settings.paths.runtime)
         return make(Options(args, settings, state, runtime, args.private, given)).run()

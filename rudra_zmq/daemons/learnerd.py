@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rudra_zmq import __version__, log, paths
-from rudra_zmq.daemons.base import Daemon, Options, boot_id, launch, parser
+from rudra_zmq.daemons.base import Daemon, Options, boot_id, launch, log_piece, parser
 from rudra_zmq.daemons.code import Code
 from rudra_zmq.daemons.learners import Learners
 from rudra_zmq.errors import EXIT_UNREACHABLE, RudraError, Unreachable
@@ -209,6 +209,8 @@ class Learnerd(Daemon):
             self._learners.moved(message)
         elif isinstance(message, c.RemoveJob):
             self._learners.remove(message.job)
+        elif isinstance(message, c.ReadLog):
+            return log_piece(message)
         elif isinstance(message, c.ReadFile):
             folder = paths.job_folder(self.options.state, message.job).root
             return files.read_file(folder, message.path, message.offset, message.limit)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rudra_zmq import __version__, log, paths
-from rudra_zmq.daemons.base import Daemon, Options, already, boot_id, is_alive, launch, parser, write_json
+from rudra_zmq.daemons.base import Daemon, Options, already, boot_id, is_alive, launch, log_piece, parser, write_json
 from rudra_zmq.daemons.environment import node_environment
 from rudra_zmq.daemons.output import OutputFile, last_words
 from rudra_zmq.daemons.spawn import Child
@@ -72,6 +72,7 @@ class Psd(Daemon):
             address=address,
             boot=boot_id(),
             lives=is_alive,
+            log_piece=log_piece,
             suspend_as="STOPPED" if self._passing else "PENDING",
         )
         self._server = RpcServer(self.loop, self._router, self._handle, on_reply=self._answered, on_gone=self._gone)

@@ -63,6 +63,7 @@ class Coordinator:
         address: str,
         boot: str,
         lives: Callable[[int], bool],
+        log_piece: Callable[[c.ReadLog], c.LogData],
         wall: Callable[[], float] = time.time,
         suspend_as: c.JobState = "PENDING",
     ) -> None:
@@ -75,7 +76,7 @@ class Coordinator:
         self._book = Book(registry, state, self._out, address, wall)
         self._course = Course(self._book, self._fleet, self._out, suspend_as=suspend_as)
         self._uploads = bundles.Uploads(state)
-        self._shelf = Shelf(self._book, self._fleet, self._out)
+        self._shelf = Shelf(self._book, self._fleet, self._out, log_piece)
         self._handlers: dict[type, tuple[str, Handler]] = {
             c.PutBundle: ("cli", self._put_bundle),
             c.Submit: ("cli", self._submit),
@@ -89,6 +90,7 @@ class Coordinator:
             c.ListHosts: ("cli", self._list_hosts),
             c.ListFiles: ("cli", self._shelf.list_files),
             c.ReadFile: ("cli", self._shelf.read_file),
+            c.ReadLog: ("cli", self._shelf.read_log),
             c.HostPing: ("learnerd", self._host_ping),
             c.GetBundle: ("learnerd", self._get_bundle),
             c.LearnerStarted: ("learnerd", self._learner_started),

@@ -6,8 +6,9 @@ Owns which host to ask. Must not know: the course of jobs. The rules of a path a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from rudra_zmq.errors import NotFound, Unreachable
+from rudra_zmq.errors import NotFound, NotRunning
 from rudra_zmq.head import files
 from rudra_zmq.head.effects import Effect, Send
 from rudra_zmq.head.fleet import Fleet
@@ -23,8 +24,11 @@ _LOG = re.compile(r"logs/(?:learner-(\d{1,5})|evaluator)\.(?:out|log)")
 class Shelf:
     """The files of all jobs; its methods are handlers of the coordinator."""
 
-    def __init__(self, book: Book, fleet: Fleet, out: list[Effect]) -> None:
-        self._book, self._fleet, self._out = book, fleet, out
+    def __init__(
+        self, book: Book, fleet: Fleet, out: list[Effect], log_piece: Callable[[c.ReadLog], c.LogData]
+    ) -> None:
+        """``log_piece``: of this daemon's own log."""
+        self._book, self._fleet, self._out, self._log_piece = book, fleet, out, log_piece
 
     def usage(self, peer: bytes, request: str, message: c.DiskUse, now: float) -> Message:
         """Bytes per job and kind."""
@@ -75,13 +79,33 @@ class Shelf:
             if match is None:
                 raise
             name = hosts.get(int(match[1]) if match[1] else EVALUATOR, "")
-            host = self._fleet.registered(name)
-            if host is None:
+            if not name:
                 raise
-            self._fleet.ask(host, message, now, lambda answer: self._pass_on(peer, request, name, answer))
+            self._ask(peer, request, name, message, now)
         return None
 
+    def read_log(self, peer: bytes, request: str, message: c.ReadLog, now: float) -> Message | None:
+        """Of the daemon that is meant: this one, or a host's."""
+        if not message.host:
+            return self._log_piece(message)
+        if message.host not in self._fleet.hosts:
+            known = ", ".join(sorted(self._fleet.hosts)) or "none"
+            raise NotFound(f"no learnerd has registered as {message.host}", fix=f"name one that has: {known}")
+        self._ask(peer, request, message.host, message, now)
+        return None
+
+    def _ask(self, peer: bytes, request: str, name: str, message: c.ReadFile | c.ReadLog, now: float) -> None:
+        """The learnerd on ``name``, for the command line. NotRunning where it is away."""
+        host = self._fleet.registered(name)
+        if host is None:
+            raise _away(name)
+        self._fleet.ask(host, message, now, lambda answer: self._pass_on(peer, request, name, answer))
+
     def _pass_on(self, peer: bytes, request: str, host: str, answer: Message | None) -> None:
-        if not isinstance(answer, (c.FileData, c.Error)):
-            answer = error_message(Unreachable(f"learnerd on {host} does not answer", fix="ask again"))
+        if not isinstance(answer, (c.FileData, c.LogData, c.Error)):
+            answer = error_message(_away(host))
         self._out.append(Send(peer, answer, request, reply=True))
+
+
+def _away(host: str) -> NotRunning:
+    return NotRunning(f"learnerd on {host} is away", fix="ask again when it is back: `rudra hosts`")

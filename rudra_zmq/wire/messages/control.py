@@ -198,6 +198,23 @@ class FileData(Message, frozen=True, tag="file_data"):
     size: Count
 
 
+class ReadLog(Message, frozen=True, tag="read_log"):
+    """A daemon's own newest lines: those of the learnerd on ``host``, or ("") psd's own. ``offset`` counts from its
+    start."""
+
+    host: Short
+    offset: Count
+    limit: Annotated[int, Meta(ge=1, le=262144)]
+
+
+class LogData(Message, frozen=True, tag="log_data"):
+    """``offset`` is that of ``data``: what is older than that is gone. Another ``run``: another process wrote it."""
+
+    data: Piece
+    offset: Count
+    run: Count
+
+
 # ------------------------------------------------------------------------------------ learnerd and head
 
 
@@ -392,6 +409,8 @@ Control: TypeAlias = (
     | Files
     | ReadFile
     | FileData
+    | ReadLog
+    | LogData
     | Register
     | Registered
     | HostPing

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rudra_zmq.cli import logs
-from rudra_zmq.cli.logs import Line, Reader
+from rudra_zmq.cli.logs import DaemonReader, Line, Reader
 from rudra_zmq.daemons.output import OutputFile
-from rudra_zmq.errors import NotFound, TimedOut, Unreachable
+from rudra_zmq.errors import NotFound, NotRunning, TimedOut, Unreachable
 from rudra_zmq.head.files import KEPT, list_files, read_file
-from rudra_zmq.wire.messages.control import FileData, JobReply, JobRow
+from rudra_zmq.wire.messages.control import FileData, JobReply, JobRow, LogData
 
 LINES = 600_000
 
@@ -25,6 +25,8 @@ class Folder:
 
     def __init__(self, root: Path, limit: int = 1 << 18) -> None:
         self.root, self.limit, self.away, self.state = root, limit, False, "RUNNING"
+        self.gone: set[str] = set()  # files whose host is away
+        self.reads = 0
         (root / "logs").mkdir()
 
     def write(self, name: str, text: str) -> None:
@@ -41,6 +43,9 @@ class Folder:
 
     def read(self, job: str, path: str, offset: int, limit: int) -> FileData:
         self._answer()
+        self.reads += 1
+        if path in self.gone:
+            raise NotRunning("learnerd on b is away")
         return read_file(self.root, path, offset, min(limit, self.limit))
 
     def _answer(self) -> None:
@@ -171,3 +176,67 @@ def test_state_while_the_head_is_away(place: Folder, monkeypatch: pytest.MonkeyP
         read.state()
     place.away = False
     assert read.state() == "DONE"
+
+
+def test_a_host_that_is_away_holds_up_no_other_and_loses_nothing(place: Folder) -> None:
+    place.write("learner-0.out", "a1\n")
+    place.write("learner-1.out", "b1\n")
+    read = reader(place)
+    assert shown(read.first(None, last=False)) == ["0| a1", "1| b1"]
+    place.gone.add("logs/learner-0.out")
+    place.write("learner-0.out", "a2\n")
+    place.write("learner-1.out", "b2\n")
+    assert shown(read.more(last=False)) == ["1| b2"]
+    assert read.away == {"learnerd on b is away": {"logs/learner-0.out"}}
+    place.gone.clear()
+    assert shown(read.more(last=False)) == ["0| a2"] and not read.away
+
+
+def test_files_that_did_not_grow_are_not_asked_for(place: Folder) -> None:
+    for rank in range(20):
+        place.write(f"learner-{rank}.out", "x\n")
+    read = reader(place)
+    assert len(shown(read.first(None, last=False))) == 20
+    place.reads = 0
+    place.write("learner-7.out", "y\n")
+    assert shown(read.more(last=False)) == ["7| y"] and place.reads == 2
+    place.write("learner-7.out", "end")
+    assert shown(read.more(last=False)) == [] and shown(read.more(last=True)) == ["7| end"]
+
+
+class Daemon:
+    """A head that has one daemon's log."""
+
+    def __init__(self) -> None:
+        self.run, self.start, self.text, self.away = 5, 0, b"", False
+
+    def read_log(self, host: str, offset: int, limit: int) -> LogData:
+        if self.away:
+            raise NotRunning("away")
+        begin = max(offset, self.start)
+        return LogData(data=self.text[begin - self.start :][:7], offset=begin, run=self.run)
+
+
+def test_a_daemons_log_is_followed_over_cuts_and_restarts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = Daemon()
+    read = DaemonReader(head, "b", None, None)  # type: ignore[arg-type]
+    head.away = True
+    with pytest.raises(NotRunning):
+        list(read.more())
+    head.away = False
+    head.text = b"one\ntwo\nthr"
+    assert shown(read.more()) == ["b: one", "b: two"]
+    head.away = True
+    assert shown(read.more()) == []
+    head.away, head.text = False, head.text + b"ee\n"
+    assert shown(read.more()) == ["b: three"]
+    head.start, head.text = 100, b"much later\n"
+    assert shown(read.more()) == ["b: much later"] and "bytes of its log are gone" in capsys.readouterr().err
+    head.run, head.start, head.text = 6, 0, b"new one\n"
+    assert shown(read.more()) == ["b: new one"] and "started anew" in capsys.readouterr().err
+    head.away = True
+    monkeypatch.setattr(logs, "PATIENCE_S", -1.0)
+    with pytest.raises(NotRunning):
+        list(read.more())

@@ -268,3 +268,20 @@ def test_a_limiter_of_many_keys_stays_small() -> None:
     clock.now += 20
     assert limiter.admit("fresh") == 1
     assert len(limiter._seen) <= 2
+
+
+def test_memory_keeps_the_newest_lines_and_says_where_they_begin() -> None:
+    memory = log.Memory(limit=400)
+    log.setup("psd", stream=io.StringIO(), memory=memory)
+    sizes = []
+    for i in range(20):
+        log.get().info("a line", number=i)
+        sizes.append(memory.read(0, 1000)[0] + len(memory.read(0, 1000)[1]))
+    begin, data = memory.read(0, 1000)
+    numbers = [int(line.rpartition(b"=")[2]) for line in data.splitlines()]
+    assert begin > 0 and len(data) <= 400 and numbers == list(range(numbers[0], 20)) and len(numbers) > 5
+    assert begin + len(data) == sizes[-1] and memory.read(sizes[-1], 9) == memory.read(10**9, 9) == (sizes[-1], b"")
+    assert memory.read(begin + 3, 5) == (begin + 3, data[3:8])
+    log.setup("psd", stream=io.StringIO(), memory=memory, level="error")  # a reload keeps what is there
+    log.get().info("not written")
+    assert memory.read(begin, 1000) == (begin, data)

@@ -250,7 +250,20 @@ def test_a_host_that_does_not_answer_is_given_up_on(world: World) -> None:
     world.cli(c.ReadFile(job=job, path="logs/evaluator.out", offset=0, limit=9))
     world.wait(31.0)
     (answer,) = world.sent(c.Error, b"cli")
-    assert answer.code == "unreachable"
+    assert answer.code == "not-running"
+
+
+def test_a_daemons_own_log(world: World) -> None:
+    world.register()
+    assert world.cli(c.ReadLog(host="", offset=3, limit=9)) == c.LogData(data=b"psd", offset=3, run=1)
+    assert world.cli(c.ReadLog(host="a", offset=7, limit=9)) is None
+    (ask,) = [e for e in world.take() if isinstance(e, Send) and isinstance(e.message, c.ReadLog)]
+    assert ask.peer == b"a" and ask.message.offset == 7  # type: ignore[attr-defined]
+    world.effects += world.head.answered(b"a", ask.id, c.LogData(data=b"x", offset=7, run=2), world.now)
+    assert world.sent(c.LogData, b"cli") == [c.LogData(data=b"x", offset=7, run=2)]
+    error(world.cli(c.ReadLog(host="b", offset=0, limit=9)), "not-found")
+    world.wait(10.0, alive=())
+    error(world.cli(c.ReadLog(host="a", offset=0, limit=9)), "not-running")
 
 
 def test_lists_are_merged_over_hosts(world: World) -> None:

@@ -41,6 +41,7 @@ class World:
             address="ipc:///x",
             boot=BOOT,
             lives=lambda pid: pid not in self.dead,
+            log_piece=lambda ask: c.LogData(data=b"of psd"[ask.offset :], offset=ask.offset, run=1),
             wall=lambda: self.now,
             suspend_as=self.suspend_as,
         )

@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rudra_zmq.learner.join import Learner, join
+    from rudra_zmq.learner.places import path
 
 __version__ = "0.1.0"
-__all__ = ["Learner", "__version__", "join"]
+__all__ = ["Learner", "__version__", "join", "path"]
 
-_HOMES = {"Learner": "rudra_zmq.learner.join", "join": "rudra_zmq.learner.join"}
+_HOMES = {
+    "Learner": "rudra_zmq.learner.join",
+    "join": "rudra_zmq.learner.join",
+    "path": "rudra_zmq.learner.places",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""``rudra up``, ``down`` and ``hosts``: a cluster of one's own on this machine, without systemd."""
+"""``rudra up`` and ``down``: a cluster of one's own on this machine, without systemd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rudra_zmq import paths
 from rudra_zmq.cli import reloads
 from rudra_zmq.cli.base import Cli, command, json_option
 from rudra_zmq.cli.cluster import without_words
-from rudra_zmq.cli.output import ago, emit_json, say, table, utc
+from rudra_zmq.cli.output import emit_json, say
 from rudra_zmq.cli.places import Places
 from rudra_zmq.errors import AlreadyRunning, NotRunning, RudraError, TimedOut, of_daemon
 
@@ -159,41 +159,3 @@ def reload(cli: Cli, as_json: bool) -> None:
     for one in answers:
         if one.error is not None:
             raise one.error
-
-
-@command("hosts")
-@json_option
-@click.pass_obj
-def hosts(cli: Cli, as_json: bool) -> None:
-    """Show the hosts that offer learners.
-
-    \b
-      rudra hosts --json
-    """
-    with cli.places() as places:
-        rows = places.head().hosts()
-    if as_json:
-        emit_json(
-            {
-                "hosts": [
-                    {"name": h.name, "slots": h.slots, "free": h.free, "pid": h.pid, "last_seen": utc(h.last_seen),
-                     "versions": h.versions}
-                    for h in rows
-                ]
-            }
-        )  # fmt: skip
-        return
-    table(
-        ["host", "slots", "free", "pid", "heard", "versions"],
-        [
-            [
-                h.name,
-                str(h.slots),
-                str(h.free),
-                str(h.pid),
-                ago(h.last_seen),
-                " ".join(f"{k} {v}" for k, v in h.versions.items()),
-            ]
-            for h in rows
-        ],
-    )

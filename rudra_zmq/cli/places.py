@@ -33,6 +33,7 @@ from rudra_zmq.wire.messages.data import Message
 
 CALL_S = 10.0
 PIECE = 262144  # of a bundle
+PLAN_S = 40.0  # its hosts are asked
 SLICE_S = 2.0  # between looks at a private cluster that does not answer
 M = TypeVar("M", bound=Message)
 MOST_PROBLEMS = 3
@@ -138,6 +139,13 @@ class Head:
 
     def hosts(self) -> list[c.HostRow]:
         return self._call(c.ListHosts(), expect=c.Hosts, timeout=CALL_S).rows
+
+    def set_host(self, host: str, state: c.Standing) -> str:
+        return self._call(c.SetHost(host=host, state=state), expect=c.Ok, timeout=CALL_S).text
+
+    def plan(self, message: c.Submit) -> c.Planned:
+        plan = c.PlanJob(name=message.name, toml=message.toml, cwd=message.cwd)
+        return self._call(plan, expect=c.Planned, timeout=PLAN_S)
 
 
 class FinishedRun:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rudra_zmq.config.job import Group, JobFile
+from rudra_zmq.config.kinds import VARIABLE
+from rudra_zmq.config.places import misnamed
 from rudra_zmq.config.schema import leaves
 from rudra_zmq.config.write import toml_value
 
@@ -46,7 +48,6 @@ _EXAMPLES = {"epochs": "[120, 130]", "gamma": "0.1", "power": "0.5"}
 
 _CONSTANTS = sorted(frozenset().union(*RULE_KEYS.values()))
 _SCHEDULE_KEYS = ("epochs", "gamma", "power")
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
 class Conflict(NamedTuple):
@@ -249,13 +250,16 @@ def _target_problems(job: JobFile) -> Iterator[Problem]:
             "job.task_args is given without job.task",
             "use run.args for a script's arguments",
         )
+    for name in misnamed(job):
+        fix = "write {path:NAME} with a name that [host] paths of the hosts has"
+        yield Problem("run.args" if job.run.args else "job.task_args", f"{{path:{name}}} names no path", fix)
     for name in job.job.task_args:
-        if not _PLAIN_NAME.fullmatch(name):
+        if not VARIABLE.fullmatch(name):
             yield Problem(
                 f"job.task_args.{name}", f'"{name}" is no name of an argument', "use up to 100 letters, digits and '_'"
             )
     for name in job.run.env:
-        if not _PLAIN_NAME.fullmatch(name):
+        if not VARIABLE.fullmatch(name):
             yield Problem(
                 f"run.env.{name}", f'"{name}" is no name of a variable', "use up to 100 letters, digits and '_'"
             )

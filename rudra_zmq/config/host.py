@@ -28,9 +28,16 @@ class PsdSection(Section, frozen=True):
         return kinds.parse_ports(self.ports) or (0, 0)
 
 
-class LearnerdSection(Section, frozen=True):
+class HostSection(Section, frozen=True):
+    """What this host is and has. `python`, `paths`: names that jobs use -> paths here; `env`: of every learner."""
+
     name: kinds.Name = ""
+    labels: kinds.Names = ()
+    devices: kinds.Devices = ()
     slots: kinds.Slots = 0
+    python: kinds.Places = {}
+    paths: kinds.Places = {}
+    env: kinds.Variables = {}
 
     @property
     def host_name(self) -> str:
@@ -38,8 +45,25 @@ class LearnerdSection(Section, frozen=True):
 
     @property
     def slot_count(self) -> int:
-        """Learners that this host takes at once: max(4, cores) where none is set."""
-        return self.slots or max(4, len(os.sched_getaffinity(0)))
+        """Learners that this host takes at once. Where none is set: one per device, or max(4, cores)."""
+        return self.slots or len(self.devices) or max(4, len(os.sched_getaffinity(0)))
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """As CUDA_VISIBLE_DEVICES takes them."""
+        return tuple(map(str, self.devices))
+
+
+def misnamed_entry(table: str, name: str) -> tuple[str, str] | None:
+    """What is wrong with a name in a free table of [host], and how to mend it; None where it is good."""
+    if table != "host.env":
+        fix = "use up to 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
+        return None if kinds.NAME.fullmatch(name) else (f'{table}: "{name}" is no name', fix)
+    if not kinds.VARIABLE.fullmatch(name):
+        return f'{table}: "{name}" is no name of a variable', "use up to 100 letters, digits and '_'"
+    if name.startswith("RUDRA_"):
+        return f"{table}: {name} would hide what rudra itself sets", "take a name without RUDRA_"
+    return None
 
 
 class LogSection(Section, frozen=True):
@@ -55,6 +79,6 @@ class PathsSection(Section, frozen=True):
 class RudraToml(Section, frozen=True):
     head: HeadSection = HeadSection()
     psd: PsdSection = PsdSection()
-    learnerd: LearnerdSection = LearnerdSection()
+    host: HostSection = HostSection()
     log: LogSection = LogSection()
     paths: PathsSection = PathsSection()

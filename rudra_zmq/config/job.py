@@ -50,7 +50,7 @@ class JobSection(Section, frozen=True):
 
 
 class RunSection(Section, frozen=True):
-    """One's own script. `python` "" is the interpreter that learnerd runs under.
+    """One's own script. `python` is a path or the name of an interpreter of the hosts; "": what learnerd runs under.
 
     `cwd` "" is the job file's folder, or the caller's where there is no file; a loaded job has it absolute.
     `code` is a folder that goes with the job; a loaded job has it absolute, and `script` and `cwd` as paths inside it
@@ -60,7 +60,7 @@ class RunSection(Section, frozen=True):
     script: kinds.Text = ""
     module: kinds.Module = ""
     args: kinds.Texts = ()
-    python: kinds.AbsolutePath = ""
+    python: kinds.Python = ""
     env: kinds.Variables = {}
     cwd: kinds.Text = ""
     code: kinds.Text = ""
@@ -74,6 +74,7 @@ class LearnersSection(Section, frozen=True):
     max: kinds.CountOrZero = 0
     minibatch: kinds.Count = 32
     global_batch: kinds.Batch = 0
+    hosts: kinds.Hosts = "auto"
     device: Literal["auto", "cpu"] = "auto"
     weights: Literal["auto", "shared", "copy"] = "auto"
     threads: kinds.Threads = 0
@@ -81,6 +82,12 @@ class LearnersSection(Section, frozen=True):
     deadline: kinds.Duration = "60s"
     restarts: kinds.CountOrZero = 3
     step_timeout: kinds.Duration = "10m"
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Hosts and labels that learners may run on; (): all hosts."""
+        names = (self.hosts,) if isinstance(self.hosts, str) else self.hosts
+        return () if "auto" in names else names
 
     @property
     def most(self) -> int:

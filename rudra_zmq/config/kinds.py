@@ -74,13 +74,31 @@ def _is_bound(value: int | str) -> bool:
     return value == "none" or (isinstance(value, int) and 1 <= value < 2**62)
 
 
+def _is_device(value: Any) -> bool:
+    return 0 <= value < 1024 if isinstance(value, int) else _DEVICE.fullmatch(value) is not None
+
+
+def _are_devices(values: tuple[int | str, ...]) -> bool:
+    return all(map(_is_device, values)) and len(set(map(str, values))) == len(values)
+
+
+def _are_names(values: tuple[str, ...]) -> bool:
+    return all(NAME.fullmatch(value) for value in values)
+
+
+def _is_python(value: str) -> bool:
+    return _is_absolute(value) or NAME.fullmatch(value) is not None
+
+
 def _rises(values: tuple[float, ...] | None) -> bool:
     if values is None:
         return True
     return bool(values) and all(a < b < math.inf for a, b in zip((0.0, *values), values, strict=False))
 
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_DEVICE = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,80}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _TASK = re.compile(rf"{_MODULE.pattern}:[A-Za-z_]\w*", re.ASCII)
 _A_DURATION = 'a duration such as "250ms", "60s" or "10m"'
@@ -101,7 +119,7 @@ def parse_compress(text: str) -> tuple[str, Fraction] | None:
 
 
 Name: TypeAlias = Annotated[
-    str, Says("1 to 64 letters, digits, '.', '_' or '-', the first a letter or a digit", _matches(_NAME))
+    str, Says("1 to 64 letters, digits, '.', '_' or '-', the first a letter or a digit", _matches(NAME))
 ]
 Task: TypeAlias = Annotated[str | None, Says('a module and a name in it, such as "my.module:task"', _matches(_TASK))]
 Module: TypeAlias = Annotated[str, Says('a module such as "my.train"', _matches(_MODULE))]
@@ -115,6 +133,12 @@ Arguments: TypeAlias = Annotated[
     dict[str, Any], Says("a text, a number, true, false, or a list of these", _is_argument)
 ]
 AbsolutePath: TypeAlias = Annotated[str, Says("an absolute path", _is_absolute)]
+Python: TypeAlias = Annotated[
+    str, Says('an absolute path, or a name that [host] python of the hosts has, such as "ml"', _is_python)
+]
+Names: TypeAlias = Annotated[
+    tuple[str, ...], Says("a list of names such as [\"a\", \"gpu\"], of letters, digits, '.', '_' and '-'", _are_names)
+]
 
 Count: TypeAlias = Annotated[int, Says("a whole number from 1 to 100000", _from(1, 100_000))]
 CountOrZero: TypeAlias = Annotated[int, Says("a whole number from 0 to 100000", _from(0, 100_000))]
@@ -184,6 +208,18 @@ Ports: TypeAlias = Annotated[
     Says(
         'a range within 1024-65535 such as "7740-7799", or "0" for any free port',
         lambda v: parse_ports(v) is not None,
+    ),
+]
+Places: TypeAlias = Annotated[dict[str, str], Says("an absolute path", lambda v: v != "" and _is_absolute(v))]
+Devices: TypeAlias = Annotated[
+    tuple[int | str, ...],
+    Says('a list of GPUs by index or UUID, each once, such as [0, 1] or ["GPU-1dc8..."]', _are_devices),
+]
+Hosts: TypeAlias = Annotated[
+    str | tuple[str, ...],
+    Says(
+        '"auto", a host or a label, or a list of these such as ["a", "gpu"]',
+        lambda v: v and _are_names((v,) if isinstance(v, str) else v),
     ),
 ]
 Slots: TypeAlias = Annotated[int, Says("a whole number from 0 to 4096", _from(0, 4096))]

@@ -211,7 +211,7 @@ def from_environment(struct: Struct, environ: Mapping[str, str], problems: list[
     Only near misses of a variable are refused: others of that prefix are a learner's own, and not settings.
     """
     found: dict[str, Setting] = {}
-    variables = {variable_of(key): key for key in leaves(struct)}
+    variables = {variable_of(key): key for key, leaf in leaves(struct).items() if not leaf.is_map}
     for name, raw in environ.items():
         key = variables.get(name)
         if key is not None and raw:

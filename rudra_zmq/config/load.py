@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rudra_zmq.config.checks import conflicts, notices_of, problems_of, unsaid
-from rudra_zmq.config.host import RudraToml
+from rudra_zmq.config.host import RudraToml, misnamed_entry
 from rudra_zmq.config.job import JobFile
 from rudra_zmq.config.layers import (
     LEVEL_FILE,
@@ -352,6 +352,10 @@ def _rudra_file(path: Path, problems: list[ConfigError]) -> dict[str, Setting]:
 
 
 def _rudra_problems(settings: Mapping[str, Setting], problems: list[ConfigError]) -> None:
+    for key, named in settings.items():
+        owner = owner_of(RudraToml, key)
+        if owner and (bad := misnamed_entry(owner, key[len(owner) + 1 :])):
+            problems.append(ConfigError(bad[0], where=named.place, fix=bad[1]))
     for key in ("head.address", "psd.listen"):
         setting = settings.get(key)
         if setting is not None and str(setting.value).startswith("ipc://"):

@@ -256,6 +256,18 @@ def boot_id() -> str:
     return paths.machine_id()
 
 
+def machine_mark() -> str:
+    """The same for two processes that share a boot, and the namespaces of PIDs and of the network.
+
+    Containers of one machine have its boot id, and neither its processes nor its interfaces: they are hosts.
+    """
+    spaces = []
+    for name in ("pid", "net"):
+        with contextlib.suppress(OSError):
+            spaces.append(str(os.stat(f"/proc/self/ns/{name}").st_ino))
+    return "/".join([boot_id(), *spaces])
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process of this machine runs: a zombie does not."""
     try:

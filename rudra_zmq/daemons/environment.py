@@ -6,12 +6,14 @@ daemon itself stay behind, so that a script behaves the same whoever started the
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import rudra_zmq
+from rudra_zmq.config.host import HostSection
 
 PASSED = (
     "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PATH", "XDG_CACHE_HOME", "RUDRA_DATA",
@@ -43,16 +45,27 @@ def learner_environment(
     threads: int,
     job: Mapping[str, str],
     code: Path | None = None,
+    host: HostSection | None = None,
+    device: str | None = None,
     source: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Of a learner: the base, its threads, the job's own ``[run] env`` over them, and where its spec is. Modules of the
-    job's own ``code`` come before installed ones."""
+    """Of a learner: the base, its threads, the host's and the job's ``env`` over them, and what is ours: where its
+    spec is, the host's named paths, its GPU. Modules of the job's own ``code`` come before installed
+    ones.
+
+    ``device``: "" hides all GPUs of a host that has declared some, None leaves them alone.
+    """
+    host = host or HostSection()
     env = base_environment(source)
     env |= dict.fromkeys(THREADS, str(threads))
+    env |= host.env
     env |= job
     if code is not None:
         env["PYTHONPATH"] = os.pathsep.join([str(code), *filter(None, [env.get("PYTHONPATH", "")])])
     env["RUDRA_LEARNER"] = str(spec)
+    env["RUDRA_PLACES"] = json.dumps(host.paths)
+    if device is not None:
+        env |= {"CUDA_VISIBLE_DEVICES": device, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return env
 
 

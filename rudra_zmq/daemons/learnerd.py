@@ -14,9 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rudra_zmq import __version__, log, paths
-from rudra_zmq.daemons.base import Daemon, Options, boot_id, launch, log_piece, parser
+from rudra_zmq.config import job_from_toml
+from rudra_zmq.daemons import hardware
+from rudra_zmq.daemons.base import Daemon, Options, launch, log_piece, machine_mark, parser
 from rudra_zmq.daemons.code import Code
 from rudra_zmq.daemons.learners import Learners
+from rudra_zmq.daemons.readiness import problems
 from rudra_zmq.errors import EXIT_UNREACHABLE, RudraError, Unreachable
 from rudra_zmq.head import files
 from rudra_zmq.net.rpc import RpcPeer
@@ -31,6 +34,7 @@ LAST_WORDS_S = 2.0
 FIRST_CONTACT_S = 60.0  # then a daemon that was never heard gives up, and its supervisor starts it again
 REMIND_S = 60.0
 RETRY_S = 5.0
+DEVICES_S = 10.0
 MOST_UNHEARD = 1000
 
 
@@ -42,9 +46,11 @@ class Learnerd(Daemon):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        settings = options.settings.learnerd
-        self._host = settings.host_name
-        self._slots = settings.slot_count
+        self._settings = options.settings.host
+        self._host = self._settings.host_name
+        self._slots = self._settings.slot_count
+        self._absent: tuple[str, ...] = ()
+        self._versions = hardware.versions()
         self._peer: RpcPeer | None = None
         self._registered = False
         self._ever = False
@@ -53,12 +59,13 @@ class Learnerd(Daemon):
         self._problem = RudraError("psd was not reached")
         self._reminder = log.RateLimiter(REMIND_S)
         self._code = Code(self.loop, options.state, self._ask)
+        self._missing = log.RateLimiter(REMIND_S)
         self._learners = Learners(
             self.loop,
             self.supervisor,
             state=options.state,
             runtime=options.runtime,
-            host=self._host,
+            host=self._settings,
             tell=self._tell,
             code=self._code,
         )
@@ -67,7 +74,11 @@ class Learnerd(Daemon):
         """Connect; being registered is not awaited, so that a head may come later."""
         self.lock(self.options.runtime)
         self._learners.sweep()
-        logger.info("learnerd runs", pid=os.getpid(), host=self._host, slots=self._slots, version=__version__)
+        devices = " ".join(self._settings.device_names) or "cpu"
+        logger.info(
+            "learnerd runs", pid=os.getpid(), host=self._host, slots=self._slots, devices=devices, version=__version__
+        )
+        self._look_for_devices()
         self._peer = RpcPeer(
             self.loop,
             self.context,
@@ -78,7 +89,25 @@ class Learnerd(Daemon):
             on_lost=self._lost,
         )
         self.loop.every(1.0, self._beat)
+        self.loop.every(DEVICES_S, self._devices_again)
         self.loop.after(FIRST_CONTACT_S, self._give_up)
+
+    def _look_for_devices(self) -> None:
+        """A GPU that was declared and is not there is waited for: nothing takes its place."""
+        self._absent = hardware.absent(self._settings.device_names)
+        if self._absent:
+            fix = "see nvidia-smi, or correct host.devices"
+            names = " ".join(self._absent)
+            logger.limited(self._missing, "warning", "waiting for devices that are not there", devices=names, fix=fix)
+
+    def _devices_again(self) -> None:
+        if not self._absent:
+            return
+        before = self._absent
+        self._look_for_devices()
+        if self._absent != before:
+            logger.info("devices have come", devices=" ".join(set(before) - set(self._absent)))
+            self._reconnect(self._address())
 
     # ---------------------------------------------------------------------------------------- the head
 
@@ -115,8 +144,12 @@ class Learnerd(Daemon):
             name=self._host,
             slots=self._slots,
             pid=os.getpid(),
-            boot=boot_id(),
-            versions={"rudra": __version__, "python": sys.version.split()[0]},
+            boot=machine_mark(),
+            versions=self._versions,
+            labels=list(self._settings.labels),
+            devices=list(self._settings.device_names),
+            absent=list(self._absent),
+            reached=self._peer.reached,
             running=self._running(),
         )
         self._peer.request(message, self._registration)
@@ -201,6 +234,9 @@ class Learnerd(Daemon):
     def _obey(self, message: Message) -> Message | None:
         if isinstance(message, c.StartLearners):
             return c.Ok(text=self._learners.start(message))
+        if isinstance(message, c.CheckJob):
+            file = job_from_toml(message.toml, name=message.name).job
+            return c.Checked(problems=problems(file, message.cwd, self._settings), memory=hardware.memory())
         if isinstance(message, c.StopLearners):
             self._learners.stop(message)
         elif isinstance(message, c.KillLearner):
@@ -282,14 +318,14 @@ def options() -> argparse.ArgumentParser:
     """The command line."""
     made = parser("learnerd", "Runs learners on this host for a psd.", "learnerd --slots 4")
     made.add_argument("--head", metavar="ADDRESS", default="", help="of psd (head.address)")
-    made.add_argument("--name", default="", help="of this host (learnerd.name)")
-    made.add_argument("--slots", type=int, default=0, help="learners at once (learnerd.slots)")
+    made.add_argument("--name", default="", help="of this host (host.name)")
+    made.add_argument("--slots", type=int, default=0, help="learners at once (host.slots)")
     made.add_argument("--token-file", metavar="FILE", default="", help="psd's token (default: where psd says)")
     return made
 
 
 def _sets(args: argparse.Namespace) -> list[str]:
-    given = {"head.address": args.head, "learnerd.name": args.name, "learnerd.slots": args.slots}
+    given = {"head.address": args.head, "host.name": args.name, "host.slots": args.slots}
     return [f"{key}={value}" for key, value in given.items() if value]
 
 

@@ -12,17 +12,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rudra_zmq import log, paths
 from rudra_zmq.config import JobFile, job_from_toml
+from rudra_zmq.config.host import HostSection
 from rudra_zmq.daemons.base import write_json
 from rudra_zmq.daemons.code import Code
 from rudra_zmq.daemons.environment import learner_environment
 from rudra_zmq.daemons.output import OutputFile, last_words
+from rudra_zmq.daemons.readiness import interpreter, problems
 from rudra_zmq.daemons.spawn import Child, Supervisor, memory_file
 from rudra_zmq.errors import ConfigError, RudraError
 from rudra_zmq.head import bundles
@@ -50,11 +51,12 @@ TAIL = 1 << 18
 
 @dataclass
 class Worker:
-    """One rank or evaluator. ``ending``: "" | stop (the head's wish) | drain (this daemon's own end)."""
+    """One rank or evaluator. ``ending``: "" | stop (the head's wish) | drain (to run elsewhere, or later)."""
 
     rank: int
     incarnation: int
     restarts: int
+    device: str | None = None  # its GPU; "": none of those that the host has declared
     child: Child | None = None
     timer: Timer | None = None
     ending: str = ""
@@ -85,12 +87,13 @@ class Learners:
         *,
         state: Path,
         runtime: Path,
-        host: str,
+        host: HostSection,
         tell: Callable[[LearnerStarted | LearnerExit], None],
         code: Code,
     ) -> None:
         self._loop, self._supervisor = loop, supervisor
         self._state, self._runtime, self._host = state, runtime, host
+        self._name = host.host_name
         self._tell = tell
         self._code = code
         self._work: dict[str, Work] = {}
@@ -120,10 +123,14 @@ class Learners:
     def start(self, order: StartLearners) -> str:
         """Spawn what is asked for and does not run; says with how many threads. A RudraError fails the job."""
         if self._draining:
-            raise RudraError(f"learnerd on {self._host} is stopping")
+            raise RudraError(f"learnerd on {self._name} is stopping")
         file = job_from_toml(order.toml, name=order.name).job
-        self._check(file, order)
+        if found := problems(
+            file, "" if order.bundle else order.cwd, self._host
+        ):  # it was well when the job was placed
+            raise ConfigError("; ".join(found), where=self._name)
         ranks = [*order.ranks, *([EVALUATOR] if order.evaluator else [])]
+        devices = dict(zip(order.ranks, order.devices, strict=False))
         work = self._work.get(order.job)
         cores = len(os.sched_getaffinity(0))
         if work is None:
@@ -138,7 +145,8 @@ class Learners:
         self._write_addresses(work, order)
         for rank in ranks:
             if rank not in work.workers:
-                worker = work.workers[rank] = Worker(rank, order.incarnation, order.restarts)
+                device = devices.get(rank, "" if self._host.devices else None)
+                worker = work.workers[rank] = Worker(rank, order.incarnation, order.restarts, device)
                 if work.ready:
                     self._spawn(work, worker)
                 else:
@@ -186,18 +194,6 @@ class Learners:
             return str(work.code / work.file.run.cwd)
         return work.file.run.cwd or work.order.cwd
 
-    def _check(self, file: JobFile, order: StartLearners) -> None:
-        """What would otherwise fail in each learner, with a worse message."""
-        python, cwd = self._python(file), "/" if order.bundle else file.run.cwd or order.cwd
-        if not os.access(python, os.X_OK):
-            raise ConfigError(f"there is no interpreter {python}", where=self._host, fix="set run.python")
-        if not os.path.isdir(cwd):
-            raise ConfigError(f"there is no folder {cwd}", where=self._host, fix="set run.cwd")
-
-    @staticmethod
-    def _python(file: JobFile) -> str:
-        return file.run.python or sys.executable
-
     def moved(self, order: NodeMoved) -> None:
         """The job's node listens elsewhere now; its learners read it from the file."""
         work = self._work.get(order.job)
@@ -218,7 +214,7 @@ class Learners:
         for rank in order.ranks or list(work.workers):
             worker = work.workers.get(rank)
             if worker is not None:
-                self._end(work, worker, "stop", order.grace)
+                self._end(work, worker, "drain" if order.leave else "stop", order.grace)
 
     def remove(self, job: str) -> None:
         """The job is no more: what this host keeps of it goes, unless something of it still runs here."""
@@ -263,7 +259,14 @@ class Learners:
         name = file_stem(worker.rank)
         folder = paths.job_folder(self._state, work.order.job)
         spec = self._spec_file(work, worker)
-        env = learner_environment(spec=spec, threads=work.threads, job=work.file.run.env, code=work.code)
+        env = learner_environment(
+            spec=spec,
+            threads=work.threads,
+            job=work.file.run.env,
+            code=work.code,
+            host=self._host,
+            device=worker.device,
+        )
         output: OutputFile | None = None
         key = -1
         try:
@@ -274,7 +277,7 @@ class Learners:
                 output.write(b"[rudra: incarnation %d]\n" % worker.incarnation)
             worker.ooms = oom_kills()
             child = self._supervisor.spawn(
-                [self._python(work.file), "-m", "rudra_zmq.learner.process"],
+                [interpreter(work.file, self._host), "-m", "rudra_zmq.learner.process"],
                 env=env,
                 cwd=self._cwd(work),
                 output=output,
@@ -327,7 +330,7 @@ class Learners:
             "cwd": self._cwd(work),
             "code": "" if work.code is None else str(work.code),
             "threads": work.threads,
-            "host": self._host,
+            "host": self._name,
             "ppid": os.getpid(),
             "key_fd": key,
         }

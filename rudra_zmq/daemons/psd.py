@@ -16,7 +16,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rudra_zmq import __version__, log, paths
-from rudra_zmq.daemons.base import Daemon, Options, already, boot_id, is_alive, launch, log_piece, parser, write_json
+from rudra_zmq.daemons.base import (
+    Daemon,
+    Options,
+    already,
+    boot_id,
+    is_alive,
+    launch,
+    log_piece,
+    machine_mark,
+    parser,
+    write_json,
+)
 from rudra_zmq.daemons.environment import node_environment
 from rudra_zmq.daemons.output import OutputFile, last_words
 from rudra_zmq.daemons.spawn import Child
@@ -41,7 +52,7 @@ class Psd(Daemon):
 
     name = "psd"
     live = (*Daemon.live, "psd.ports", "psd.data")  # for nodes that start from now on
-    others = ("head.", "learnerd.slots")
+    others = ("head.", *(f"host.{key}" for key in ("labels", "devices", "slots", "python", "paths", "env")))
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -70,7 +81,7 @@ class Psd(Daemon):
             state,
             token=token,
             address=address,
-            boot=boot_id(),
+            boot=machine_mark(),
             lives=is_alive,
             log_piece=log_piece,
             suspend_as="STOPPED" if self._passing else "PENDING",
@@ -153,7 +164,7 @@ class Psd(Daemon):
             "psd_address": self._ipc,
             "runtime": str(self.options.runtime),
             "ppid": os.getpid(),
-            "host": self.options.settings.learnerd.host_name,
+            "host": self.options.settings.host.host_name,
             "bind": {**self._places(job), "previous": previous},
         }
         folder = paths.job_folder(self.options.state, job)

@@ -24,9 +24,10 @@ from rudra_zmq.head import bundles, files
 from rudra_zmq.head.course import Course
 from rudra_zmq.head.effects import Effect, Send
 from rudra_zmq.head.fleet import Fleet, Host
-from rudra_zmq.head.jobs import MOST_LISTED, Book, Job
-from rudra_zmq.head.placement import never_fits
+from rudra_zmq.head.jobs import MOST_LISTED, Book, Job, wanted_of
+from rudra_zmq.head.placement import never_fits, unknown
 from rudra_zmq.head.registry import Registry
+from rudra_zmq.head.roster import Roster
 from rudra_zmq.head.shelf import Shelf
 from rudra_zmq.wire.codec import error_message
 from rudra_zmq.wire.messages import control as c
@@ -72,11 +73,13 @@ class Coordinator:
         self._peers: dict[bytes, _Peer] = {}
         self.refused = 0
         self._limit = log.RateLimiter(10.0)
-        self._fleet = Fleet(self._out, boot=boot, lives=lives)
+        self._different = log.RateLimiter(600.0)
+        self._fleet = Fleet(self._out, boot=boot, lives=lives, shared=suspend_as == "STOPPED")
         self._book = Book(registry, state, self._out, address, wall)
         self._course = Course(self._book, self._fleet, self._out, suspend_as=suspend_as)
         self._uploads = bundles.Uploads(state)
         self._shelf = Shelf(self._book, self._fleet, self._out, log_piece)
+        self._roster = Roster(self._book, self._fleet, self._course, self._out)
         self._handlers: dict[type, tuple[str, Handler]] = {
             c.PutBundle: ("cli", self._put_bundle),
             c.Submit: ("cli", self._submit),
@@ -87,7 +90,9 @@ class Coordinator:
             c.ResumeJob: ("cli", self._resume_job),
             c.RemoveJob: ("cli", self._remove_job),
             c.DiskUse: ("cli", self._shelf.usage),
-            c.ListHosts: ("cli", self._list_hosts),
+            c.ListHosts: ("cli", self._roster.listed),
+            c.SetHost: ("cli", self._roster.decided),
+            c.PlanJob: ("cli", self._roster.planned),
             c.ListFiles: ("cli", self._shelf.list_files),
             c.ReadFile: ("cli", self._shelf.read_file),
             c.ReadLog: ("cli", self._shelf.read_log),
@@ -112,6 +117,7 @@ class Coordinator:
         """Take up what a predecessor left: nothing stays "running" that nobody runs."""
         self._fleet.born = now
         bundles.collect(self._state)
+        self._fleet.recall(self._registry.hosts(self._book.wall()))
         for stored in self._registry.unfinished(sorted(life.ENDED)):
             try:
                 job = self._book.load(stored)
@@ -177,6 +183,7 @@ class Coordinator:
         self._course.tick(now)
         self._fleet.expire(now)
         self._uploads.expire(now)
+        self._fleet.forget_old(now, keep=lambda name: name in self._course.crew.used())
         self._book.expire(now)
         if len(self._peers) > MOST_PEERS // 2:
             self._forget_idle(now)
@@ -258,7 +265,9 @@ class Coordinator:
         host = self._fleet.register(peer, message, now)
         self._know(peer, "learnerd", message.name, now)
         self._book.see_host(self._fleet.row(host, {}, self._book.wall(), now))
-        logger.info("learnerd registered", host=host.name, pid=host.pid, slots=host.slots)
+        logger.info("learnerd registered", host=host.name, pid=host.pid, slots=host.slots, reached=host.reached)
+        if different := self._fleet.differences(name for name, other in self._fleet.hosts.items() if other.peer):
+            logger.limited(self._different, "warning", "hosts differ", what=different)
         # The answer goes out first: what follows are orders to a learnerd that knows that it is registered.
         self._answer(peer, request, c.Registered())
         self._course.crew.registered(host, message.running, now)
@@ -335,8 +344,10 @@ class Coordinator:
 
     def _submit(self, peer: bytes, request: str, message: c.Submit, now: float) -> Message:
         file = job_from_toml(message.toml, name=message.name).job
-        slots = self._fleet.slots(self._course.crew.used())
-        if never := never_fits(file.learners.count, slots):
+        wanted, rooms = wanted_of("", file), self._fleet.rooms(self._course.crew.used())
+        if who := unknown(wanted, rooms):
+            raise Rejected(who, where="learners.hosts", fix="`rudra hosts` lists them")
+        if never := never_fits(wanted, rooms):
             raise Rejected(never, fix="set learners.count lower, or add a host")
         if not os.path.isabs(message.cwd):
             raise ConfigError(f"the job's folder {message.cwd!r} is no absolute path")
@@ -418,22 +429,13 @@ class Coordinator:
         except OSError as error:
             reason = error.strerror or "it cannot be removed"
             raise RudraError(f"the job's folder stays: {reason}", where=row.folder) from None
-        names = set(self._registry.stored(row.job).hosts.values())
+        names = {seat.host for seat in self._registry.stored(row.job).hosts.values()}
         self._book.remove(row.job)
         hosts = {name: self._fleet.registered(name) for name in sorted(names)}
         for host in filter(None, hosts.values()):  # a learnerd may keep its learners' logs in a folder of its own
             self._fleet.tell(host, c.RemoveJob(job=row.job))
         away = ", ".join(name for name, host in hosts.items() if host is None)
         return c.Ok(text=f"what {away} keeps of it stays, its learnerd is away" if away else "")
-
-    # ---------------------------------------------------------------------------------------- hosts
-
-    def _list_hosts(self, peer: bytes, request: str, message: c.ListHosts, now: float) -> Message:
-        used, wall = self._course.crew.used(), self._book.wall()
-        rows = [self._fleet.row(host, used, wall, now) for host in self._fleet.hosts.values()]
-        here = {row.name for row in rows}
-        rows += [row for row in self._registry.hosts(wall) if row.name not in here]
-        return c.Hosts(rows=sorted(rows, key=lambda row: row.name))
 
 
 def _brief(row: c.JobRow) -> c.JobRow:

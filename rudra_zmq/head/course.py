@@ -15,9 +15,11 @@ from rudra_zmq.errors import NotRunning
 from rudra_zmq.head.crew import Crew
 from rudra_zmq.head.effects import Effect, Send, StartNode, StopNode
 from rudra_zmq.head.fleet import Fleet
+from rudra_zmq.head.inspection import Findings, inspect
 from rudra_zmq.head.jobs import Book, Job
-from rudra_zmq.head.placement import Wanted, schedule
-from rudra_zmq.wire.messages.control import JobState, NodeDone, NodeHello, NodeReport, NodeStop
+from rudra_zmq.head.placement import schedule
+from rudra_zmq.head.ranks import Seat
+from rudra_zmq.wire.messages.control import CheckJob, JobState, NodeDone, NodeHello, NodeReport, NodeStop
 
 logger = log.get()
 
@@ -79,18 +81,48 @@ class Course:
         queue = self._book.pending()
         if not queue or self._stopping:
             return
-        plan = schedule([Wanted(job.id, job.count) for job in queue], self._fleet.slots(self.crew.used()))
+        plan = schedule([job.wanted for job in queue], self._fleet.rooms(self.crew.used()))
         for job in queue:
-            hosts = plan.placed.get(job.id)
-            if hosts is not None:
-                self._book.settle(job, hosts)
-                names = ", ".join(dict.fromkeys(hosts.values()))
-                slots = f"{job.count} slots" if job.count > 1 else "1 slot"
-                self._book.event(job.id, "I", f"gets {slots} on {names}")
-                self._happens(job, "placed", now)
+            seats = plan.placed.get(job.id)
+            if seats is not None:
+                self._book.settle(job, seats)
+                self._inspect(job, list(seats.values()), now)
             elif job.reason != plan.reasons[job.id]:
                 self._book.set_state(job, "PENDING", plan.reasons[job.id])
                 self._book.event(job.id, "I", f"waits: {job.reason}")
+
+    def _inspect(self, job: Job, seats: list[Seat], now: float) -> None:
+        """Its hosts are asked whether they have what it needs; its seats are kept meanwhile."""
+        job.checking = True
+        question = CheckJob(name=job.name, toml=job.toml, cwd="" if job.bundle else job.cwd)
+        names = [seat.host for seat in seats]
+        inspect(self._fleet, names, question, now, lambda found: self._inspected(job, seats, found, now))
+
+    def _inspected(self, job: Job, seats: list[Seat], found: Findings, now: float) -> None:
+        if self._book.live.get(job.id) is not job or not job.checking:
+            return
+        job.checking = False
+        if self._stopping or found.silent:  # the queue is looked at again at the next tick
+            job.learners = {}
+            return
+        for host, lines in found.problems.items():
+            for line in lines:
+                self._book.event(job.id, "W", f"host {host}: {line}")
+        if refusal := found.refusal():
+            job.learners = {}
+            self.fail(job, refusal, now)
+            return
+        hosts = list(dict.fromkeys(seat.host for seat in seats))
+        devices = [seat.device for seat in seats if seat.device]
+        few = len(set(devices))
+        what = "device" if devices else "slot"
+        text = f"gets {job.count} {what}{'' if job.count == 1 else 's'} on {', '.join(hosts)}"
+        if few < len(devices):
+            text = f"{job.count} learners share {few} device{'' if few == 1 else 's'} of {', '.join(hosts)}"
+        self._book.event(job.id, "I", text)
+        if different := self._fleet.differences(hosts):
+            self._book.event(job.id, "W", f"its hosts differ: {different}")
+        self._happens(job, "placed", now)
 
     def _start_node(self, job: Job, now: float) -> None:
         """At once, or after a pause that grows with each death of late."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rudra_zmq import log
 from rudra_zmq.head.effects import Effect, Send
 from rudra_zmq.head.fleet import Fleet, Host
 from rudra_zmq.head.jobs import Book, Job, Learner
 from rudra_zmq.head.placement import place
-from rudra_zmq.head.ranks import EVALUATOR, called, file_stem
+from rudra_zmq.head.ranks import EVALUATOR, Seat, called, file_stem
 from rudra_zmq.wire.messages.control import (
     Error,
     KillLearner,
@@ -31,6 +32,7 @@ from rudra_zmq.wire.messages.data import Message
 
 logger = log.get()
 
+LEAVE_S = 30.0  # of a learner on a banned host: the running step
 MOVE_S = 10.0  # a rank whose host is away this long may start elsewhere
 
 
@@ -49,13 +51,13 @@ class Crew:
         self._book, self._fleet, self._out = book, fleet, out
         self._fail, self._changed = fail, changed
 
-    def used(self) -> dict[str, int]:
-        """Slots that are given away, by host: a learner that might still run holds its own."""
-        used: dict[str, int] = {}
+    def used(self) -> dict[str, list[Seat]]:
+        """Seats that are given away, by host: a learner that might still run holds its own."""
+        used: dict[str, list[Seat]] = {}
         for job in self._book.live.values():
             for learner in job.learners.values():
                 if learner.rank != EVALUATOR:
-                    used[learner.host] = used.get(learner.host, 0) + 1
+                    used.setdefault(learner.host, []).append(learner.seat)
         return used
 
     # ---------------------------------------------------------------------------------------- starting
@@ -75,11 +77,12 @@ class Crew:
                     learner.state = "wanted"
 
     def _provide(self, job: Job, host: Host, now: float) -> None:
-        if not job.addresses or job.peer is None or job.ending:
+        if not job.addresses or job.peer is None or job.ending or self._fleet.standing.get(host.name) == "banned":
             return
         mine = job.on(host.name)
         if any(learner.alive for learner in mine):
-            moved = NodeMoved(job=job.id, generation=job.generation, addresses=job.addresses, key=job.key)
+            addresses = self._fleet.addresses(host, job.addresses)
+            moved = NodeMoved(job=job.id, generation=job.generation, addresses=addresses, key=job.key)
             self._fleet.tell(host, moved)
         wanted = [learner for learner in mine if learner.state == "wanted"]
         if wanted:
@@ -92,7 +95,8 @@ class Crew:
             learner.state, learner.next = "starting", base + restarts + 1
         job.incarnation = max(job.incarnation, base + restarts + 1)
         self._book.store_course(job)
-        ranks = sorted(learner.rank for learner in wanted if learner.rank != EVALUATOR)
+        seats = {learner.rank: learner.device for learner in wanted if learner.rank != EVALUATOR}
+        ranks = sorted(seats)
         message = StartLearners(
             job=job.id,
             generation=job.generation,
@@ -102,12 +106,13 @@ class Crew:
             cwd=job.cwd,
             ranks=ranks,
             evaluator=len(ranks) < len(wanted),
-            addresses=job.addresses,
+            addresses=self._fleet.addresses(host, job.addresses),
             threads=job.file.learners.threads,
             restarts=restarts,
             incarnation=base,
             key=job.key,
             bundle=job.bundle,
+            devices=[seats[rank] for rank in ranks] if any(seats.values()) else [],
         )
         self._fleet.ask(host, message, now, lambda answer: self._asked(job, host, wanted, answer, now))
 
@@ -255,6 +260,22 @@ class Crew:
 
     # ---------------------------------------------------------------------------------------- hosts
 
+    def banned(self, host: Host) -> int:
+        """Its learners finish their step and leave; they start elsewhere, where there is room. How many there are."""
+        count = 0
+        for job in self._book.live.values():
+            ranks = [learner.rank for learner in job.on(host.name) if learner.alive]
+            if ranks and not job.ending and not job.done:
+                count += len(ranks)
+                self._book.event(job.id, "W", f"{host.name} is banned, {len(ranks)} of its processes leave")
+                self._fleet.tell(host, StopLearners(job=job.id, ranks=ranks, grace=LEAVE_S, leave=True))
+        return count
+
+    def welcome(self, host: Host, now: float) -> None:
+        """It takes learners again: those that were its and found no other place start there."""
+        for job in list(self._book.live.values()):
+            self._provide(job, host, now)
+
     def registered(self, host: Host, running: Sequence[tuple[str, int, int, int]], now: float) -> None:
         """A learnerd tells what runs on it: adopt it, end what nobody wants, start what is missing."""
         seen: set[tuple[str, int]] = set()
@@ -308,12 +329,12 @@ class Crew:
                 for learner in job.learners.values()
                 if learner.state == "wanted" and learner.rank != EVALUATOR and self._away(learner.host, now)
             ]
-            homes = place(len(waiting), self._fleet.slots(self.used())) if waiting else None
-            if not homes:
+            seats = place(replace(job.wanted, count=len(waiting)), self._fleet.rooms(self.used())) if waiting else None
+            if not seats:
                 continue
-            for learner, name in zip(waiting, homes.values(), strict=True):
-                self._book.event(job.id, "W", f"{called(learner.rank)} moves from {learner.host} to {name}")
-                learner.host = name
+            for learner, seat in zip(waiting, seats.values(), strict=True):
+                self._book.event(job.id, "W", f"{called(learner.rank)} moves from {learner.host} to {seat.host}")
+                learner.host, learner.device = seat
             evaluator = job.learners.get(EVALUATOR)
             if evaluator is not None and evaluator.state == "wanted" and self._away(evaluator.host, now):
                 evaluator.host = job.learners[0].host
@@ -321,6 +342,8 @@ class Crew:
 
     def _away(self, name: str, now: float) -> bool:
         host = self._fleet.hosts.get(name)
+        if self._fleet.standing.get(name) == "banned":
+            return True
         if host is None:
             return now - self._fleet.born > MOVE_S
         return host.peer is None and now - host.heard > MOVE_S

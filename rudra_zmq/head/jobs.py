@@ -20,7 +20,8 @@ from rudra_zmq.config import JobFile, job_from_toml
 from rudra_zmq.core.job import ENDED
 from rudra_zmq.errors import NotFound, RudraError
 from rudra_zmq.head.effects import Effect, Send
-from rudra_zmq.head.ranks import EVALUATOR
+from rudra_zmq.head.placement import Wanted
+from rudra_zmq.head.ranks import EVALUATOR, Seat
 from rudra_zmq.head.registry import Registry, StoredJob
 from rudra_zmq.wire.messages.control import Error, Events, GetEvents, HostRow, JobRow, JobState, Progress
 
@@ -46,6 +47,12 @@ class Learner:
     next: int
     state: str = "wanted"
     incarnation: int = 0
+    device: str = ""
+
+    @property
+    def seat(self) -> Seat:
+        """What it takes of its host."""
+        return Seat(self.host, self.device)
 
     @property
     def alive(self) -> bool:
@@ -81,6 +88,7 @@ class Job:
     timers: list[tuple[float, str]] = field(default_factory=list)
     ending: tuple[str, str] | None = None  # the state and reason that it ends with
     done: bool = False  # the node said so
+    checking: bool = False  # its hosts are asked whether they can run it; its seats are its own meanwhile
     suspended: bool = False  # psd stops, and will take the job up again
     fences: set[tuple[int, int]] = field(default_factory=set)
     exits: set[tuple[int, int]] = field(default_factory=set)
@@ -91,9 +99,19 @@ class Job:
         """Slots that it needs."""
         return self.file.learners.count
 
+    @property
+    def wanted(self) -> Wanted:
+        """The seats that it needs."""
+        return wanted_of(self.id, self.file)
+
     def on(self, host: str) -> list[Learner]:
         """Its learners on one host."""
         return [learner for learner in self.learners.values() if learner.host == host]
+
+
+def wanted_of(job: str, file: JobFile) -> Wanted:
+    """What a job file asks of the cluster."""
+    return Wanted(job, file.learners.count, file.learners.host_names, file.learners.device == "auto")
 
 
 @dataclass(frozen=True)
@@ -129,16 +147,18 @@ class Book:
             stored.generation, stored.incarnation, stored.code_hash if file.run.code else "",
             progress=self.registry.get(stored.id).row.progress,
         )  # fmt: skip
-        if stored.hosts:
+        if stored.hosts and job.state != "PENDING":
             self.settle(job, stored.hosts)
         self.live[job.id] = job
         return job
 
-    def settle(self, job: Job, hosts: dict[int, str]) -> None:
-        """Give each rank its host, and the evaluator rank 0's."""
-        job.learners = {rank: Learner(rank, host, job.incarnation) for rank, host in hosts.items()}
+    def settle(self, job: Job, seats: dict[int, Seat]) -> None:
+        """Give each rank its seat, and the evaluator rank 0's host."""
+        job.learners = {
+            rank: Learner(rank, seat.host, job.incarnation, device=seat.device) for rank, seat in seats.items()
+        }
         if job.file.kind == "task":
-            job.learners[EVALUATOR] = Learner(EVALUATOR, hosts[0], job.incarnation)
+            job.learners[EVALUATOR] = Learner(EVALUATOR, seats[0].host, job.incarnation)
 
     def folder(self, job: str) -> paths.JobFolder:
         """Where the job keeps its things."""
@@ -146,7 +166,7 @@ class Book:
 
     def pending(self) -> list[Job]:
         """The queue, oldest first."""
-        return [job for job in self.live.values() if job.state == "PENDING"]
+        return [job for job in self.live.values() if job.state == "PENDING" and not job.checking]
 
     # ---------------------------------------------------------------------------------------- writing
 
@@ -183,7 +203,7 @@ class Book:
 
     def store_course(self, job: Job) -> None:
         """What a restart of the head must know beside the state."""
-        hosts = {rank: learner.host for rank, learner in job.learners.items() if rank != EVALUATOR}
+        hosts = {rank: learner.seat for rank, learner in job.learners.items() if rank != EVALUATOR}
         self.store(job, generation=job.generation, incarnation=job.incarnation, hosts=hosts)
 
     def event(self, job: str, level: str, text: str) -> None:
@@ -206,7 +226,7 @@ class Book:
                 self.registry.save_progress(job.id, progress)
 
     def see_host(self, row: HostRow) -> None:
-        """A learnerd has registered."""
+        """A learnerd has registered, or stands otherwise."""
         with self._logged(row.name):
             self.registry.see_host(row)
 

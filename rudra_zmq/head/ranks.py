@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 EVALUATOR = 65535
 """Stands for the evaluator wherever a rank is asked for; no job has so many learners."""
+
+
+class Seat(NamedTuple):
+    """Where a rank runs: a host, and the GPU of it that is its alone ("": none)."""
+
+    host: str
+    device: str = ""
 
 
 def called(rank: int) -> str:

@@ -19,17 +19,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from rudra_zmq.errors import NotFound, RudraError
+from rudra_zmq.head.ranks import Seat
 from rudra_zmq.wire.messages.control import EventRow, HostRow, JobReply, JobRow, Progress
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 EVENTS_PER_READ = 500
 BYTES_PER_READ = 1 << 18
+T = TypeVar("T")
+
 FORGET_HOST_S = 7 * 86400.0
 
 _SCHEMA = """
@@ -63,14 +66,16 @@ CREATE TABLE events (
     text TEXT NOT NULL,
     PRIMARY KEY (job, seq)
 ) WITHOUT ROWID;
+"""
+
+_HOSTS = """
 CREATE TABLE hosts (
     name TEXT PRIMARY KEY,
-    slots INTEGER NOT NULL,
-    pid INTEGER NOT NULL,
-    versions TEXT NOT NULL,
-    last_seen REAL NOT NULL
+    last_seen REAL NOT NULL,
+    row BLOB NOT NULL
 );
 """
+_STEPS = ((2, "DROP TABLE hosts;" + _HOSTS),)  # what an older file lacks, by the version that brought it
 
 _MEND = "check the folder's owner and space; a torn file: stop psd and move it away (the jobs' folders stay)"
 _SET = frozenset({"state", "reason", "started", "ended", "generation", "incarnation"})
@@ -78,7 +83,7 @@ _SET = frozenset({"state", "reason", "started", "ended", "generation", "incarnat
 
 @dataclass(frozen=True)
 class StoredJob:
-    """All that the head needs to take a job up again. ``hosts`` is rank -> name of its host."""
+    """All that the head needs to take a job up again. ``hosts`` is rank -> its seat."""
 
     id: str
     name: str
@@ -90,7 +95,7 @@ class StoredJob:
     generation: int
     incarnation: int
     code_hash: str
-    hosts: dict[int, str]
+    hosts: dict[int, Seat]
 
 
 class Registry:
@@ -125,8 +130,10 @@ class Registry:
 
     @staticmethod
     def _migrate(path: Path, db: sqlite3.Connection) -> None:
-        if _schema_of(path, db) == 0:
-            db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        known = _schema_of(path, db)
+        script = _SCHEMA + _HOSTS if known == 0 else "".join(step for version, step in _STEPS if version > known)
+        if script:
+            db.executescript(f"BEGIN; {script} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
 
     @classmethod
     def open_readonly(cls, path: Path, fix: str = _MEND, *, alone: bool = False) -> Registry:
@@ -229,7 +236,7 @@ class Registry:
         if not set(values) <= _SET:
             raise ValueError(f"not columns to set: {sorted(set(values) - _SET)}")
         if hosts is not None:
-            values["hosts"] = json.dumps({str(rank): host for rank, host in hosts.items()})
+            values["hosts"] = json.dumps({str(rank): list(seat) for rank, seat in hosts.items()})
         columns = ", ".join(f"{name} = ?" for name in values)
         with self._durable():
             self._db.execute(f"UPDATE jobs SET {columns} WHERE id = ?", (*values.values(), job))  # noqa: S608
@@ -260,8 +267,8 @@ class Registry:
     def see_host(self, row: HostRow) -> None:
         """Remember a learnerd; those not seen for seven days are forgotten."""
         self._loose(
-            "INSERT OR REPLACE INTO hosts (name, slots, pid, versions, last_seen) VALUES (?, ?, ?, ?, ?)",
-            (row.name, row.slots, row.pid, json.dumps(row.versions), row.last_seen),
+            "INSERT OR REPLACE INTO hosts (name, last_seen, row) VALUES (?, ?, ?)",
+            (row.name, row.last_seen, msgspec.msgpack.encode(row)),
         )
         self._loose("DELETE FROM hosts WHERE last_seen < ?", (row.last_seen - FORGET_HOST_S,))
 
@@ -281,7 +288,7 @@ class Registry:
             reason=reason,
             generation=generation,
             folder=str(self.path.parent / "jobs" / job),
-            progress=_progress(blob),
+            progress=_decoded(blob, Progress),
         )
 
     def jobs(self) -> list[JobRow]:
@@ -319,7 +326,10 @@ class Registry:
             raise NotFound(f"there is no job {job}", fix="`rudra jobs` lists them")
         row = rows[0]
         names = ("id", "name", "state", "reason", "toml", "cwd", "token", "generation", "incarnation", "code_hash")
-        hosts = {int(rank): host for rank, host in self._table(row[-1]).items()}
+        hosts = {
+            int(rank): Seat(seat) if isinstance(seat, str) else Seat(*seat)  # schema 1 had the host alone
+            for rank, seat in self._table(row[-1]).items()
+        }
         return StoredJob(**dict(zip(names, row, strict=False)), hosts=hosts)
 
     def unfinished(self, ended: Sequence[str]) -> list[StoredJob]:
@@ -347,13 +357,11 @@ class Registry:
         """Learnerds seen in the last seven days; ``free`` is 0, the coordinator knows better."""
         since = (time.time() if now is None else now) - FORGET_HOST_S
         rows = self._rows(
-            "SELECT name, slots, pid, versions, last_seen FROM hosts WHERE last_seen >= ? ORDER BY name",
+            "SELECT row FROM hosts WHERE last_seen >= ? ORDER BY name",
             (since,),
         )
-        return [
-            HostRow(name=name, slots=slots, free=0, pid=pid, last_seen=seen, versions=self._table(versions))
-            for name, slots, pid, versions, seen in rows
-        ]
+        found = (_decoded(row[0], HostRow) for row in rows)
+        return [msgspec.structs.replace(row, free=0, free_devices=0, silent=True) for row in found if row is not None]
 
 
 def _schema_of(path: Path, db: sqlite3.Connection) -> int:
@@ -368,10 +376,10 @@ def _schema_of(path: Path, db: sqlite3.Connection) -> int:
     return version
 
 
-def _progress(blob: bytes | None) -> Progress | None:
+def _decoded(blob: bytes | None, kind: type[T]) -> T | None:
     if blob is None:
         return None
     try:
-        return msgspec.msgpack.decode(blob, type=Progress)
+        return msgspec.msgpack.decode(blob, type=kind)
     except msgspec.DecodeError:
-        return None  # written by another version: the row stays readable
+        return None  # written by another version: the rest stays readable

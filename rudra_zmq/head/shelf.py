@@ -39,7 +39,7 @@ class Shelf:
         live = self._book.live.get(job)
         if live is not None:
             return {learner.rank: learner.host for learner in live.learners.values()}
-        hosts = self._book.registry.stored(job).hosts
+        hosts = {rank: seat.host for rank, seat in self._book.registry.stored(job).hosts.items()}
         return hosts | ({EVALUATOR: hosts[0]} if 0 in hosts else {})
 
     def list_files(self, peer: bytes, request: str, message: c.ListFiles, now: float) -> Message | None:

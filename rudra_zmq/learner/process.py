@@ -15,7 +15,9 @@ from typing import NoReturn
 
 from rudra_zmq.config.job import JobFile
 from rudra_zmq.config.load import job_from_toml
+from rudra_zmq.config.places import with_places
 from rudra_zmq.errors import EXIT_USAGE, ConfigError, RudraError
+from rudra_zmq.learner.places import known
 from rudra_zmq.learner.spec import read_spec
 
 SPEC = "RUDRA_LEARNER"
@@ -31,7 +33,7 @@ def main() -> int:
     try:
         spec = read_spec(Path(path))
         die_with(spec.ppid)
-        job = job_from_toml(spec.toml, name=spec.job).job
+        job = with_places(job_from_toml(spec.toml, name=spec.job).job, known())
         enter(spec.cwd)
         if spec.role == "learner" and job.kind != "task":
             take_over(job, spec.code)

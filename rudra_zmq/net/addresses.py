@@ -7,16 +7,19 @@ stall every socket of the process.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import re
 import socket
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from rudra_zmq.errors import AlreadyRunning, ConfigError, RudraError, Unreachable
 
+_SIOCGIFADDR = 0x8915
 MAX_PATH = 107  # bytes of sun_path without its NUL
 
 
@@ -62,6 +65,47 @@ def resolve(address: Address) -> Address:
         raise Unreachable(f"name not found: {address.host}", where=where, fix="check the host's name") from None
     found.sort(key=lambda info: info[0] != socket.AF_INET)
     return Address("tcp", host=str(found[0][4][0]), port=address.port)
+
+
+def way_to(host: str) -> str:
+    """ "10.0.0.2 (eth0)": the address and the interface from which this machine goes to an IP; "" where it does not."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as plain:
+            plain.connect((host, 9))  # of a datagram socket: nothing is sent
+            own = str(plain.getsockname()[0])
+    except OSError:
+        return ""
+    name = interface_of(own)
+    return f"{own} ({name})" if name else own
+
+
+def interface_of(ip: str) -> str:
+    """The name of the interface that has this IP; "" where none has."""
+    if ":" in ip:
+        packed = socket.inet_pton(socket.AF_INET6, ip.partition("%")[0]).hex()
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net/if_inet6").read_text("ascii").splitlines():
+                if line.startswith(packed):
+                    return line.split()[-1]
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(plain, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == ip:
+                    return name
+    return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an IP (or localhost) never leaves its machine."""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def is_any(host: str) -> bool:
+    """Whether binding this host means all interfaces."""
+    return host in ("*", "0.0.0.0", "::")
 
 
 def probe(address: Address, timeout: float = 2.0) -> str:

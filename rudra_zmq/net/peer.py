@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rudra_zmq import log
 from rudra_zmq.errors import RudraError, TimedOut, Unreachable
-from rudra_zmq.net.addresses import parse, probe
+from rudra_zmq.net.addresses import Address, parse, probe
 from rudra_zmq.net.drops import Drops
 from rudra_zmq.net.loop import Loop, Timer
 from rudra_zmq.net.retry import Backoff
@@ -52,6 +52,7 @@ class RpcPeer:
         ``ping`` makes the message that asks for a sign of life; ``ping_s`` and ``liveness_s`` may be changed later.
         """
         self.address = address
+        self.reached = ""  # the IP that the present or last connection goes to; "" over ipc
         self.drops = Drops(name)
         self.ping_s = ping_s
         self.liveness_s = liveness_s
@@ -116,7 +117,8 @@ class RpcPeer:
 
     def reconnect(self, address: str = "") -> None:
         """Drops the connection and begins anew, at ``address`` where one is given."""
-        self.address = address or self.address
+        if address and address != self.address:
+            self.address, self.reached = address, ""
         self._lost("asked to reconnect")
 
     def close(self, linger: float = 2.0) -> None:
@@ -142,6 +144,7 @@ class RpcPeer:
             return
         try:
             self._dealer = self._context.dealer(self.address, self._name)
+            self._went_to(self._dealer.target)
         except RudraError as error:  # a name that does not resolve now may do so later
             self._retry(str(error))
             return
@@ -150,6 +153,13 @@ class RpcPeer:
         # A refused attempt looks like a slow one; a slow one gets longer as time goes by.
         patience = 0.2 if self._delay < 0.2 else min(5.0, 5 * self._delay)
         self._timer = self._loop.after(patience, lambda: self._retry(""))
+
+    def _went_to(self, target: Address) -> None:
+        """A name is looked up for each attempt, here, where it is dialled."""
+        if self.reached and target.host and target.host != self.reached:
+            name = parse(self.address).host or self.address
+            journal.info(f"{name} moved {self.reached} -> {target.host}")
+        self.reached = target.host
 
     def _up(self) -> None:
         if self._timer is not None:

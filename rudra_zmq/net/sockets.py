@@ -351,6 +351,7 @@ class Dealer(_Socket):
         target = resolve(parse(address))
         super().__init__(context, zmq.DEALER, name)
         self.address = address
+        self.target = target
         random = f"{name[:80]}/{os.getpid()}/{secrets.token_hex(8)}".encode("ascii", "replace")
         self.identity = identity or random
         self.raw.setsockopt(zmq.ROUTING_ID, self.identity)

@@ -21,8 +21,12 @@ from rudra_zmq.wire.messages.records import JobId as JobId
 from rudra_zmq.wire.messages.records import JobRow as JobRow
 from rudra_zmq.wire.messages.records import JobState as JobState
 from rudra_zmq.wire.messages.records import LearnerRow as LearnerRow
+from rudra_zmq.wire.messages.records import Lines as Lines
+from rudra_zmq.wire.messages.records import PlanRow as PlanRow
 from rudra_zmq.wire.messages.records import Progress as Progress
+from rudra_zmq.wire.messages.records import Standing as Standing
 from rudra_zmq.wire.messages.records import Time as Time
+from rudra_zmq.wire.messages.records import Words as Words
 
 Toml: TypeAlias = Annotated[str, Meta(max_length=262144)]
 Blob: TypeAlias = Annotated[bytes, Meta(max_length=524288)]
@@ -171,6 +175,28 @@ class Hosts(Message, frozen=True, tag="hosts"):
     rows: Annotated[list[HostRow], Meta(max_length=65536)]
 
 
+class SetHost(Message, frozen=True, tag="set_host"):
+    """ready: takes learners. drained: takes no new ones, those that run go on. banned: those leave as well."""
+
+    host: Short
+    state: Standing
+
+
+class PlanJob(Message, frozen=True, tag="plan_job"):
+    """Where a job would run if it were submitted now, and what its hosts lack for it. Nothing is done."""
+
+    name: Short
+    toml: Toml
+    cwd: Text
+
+
+class Planned(Message, frozen=True, tag="planned"):
+    """``reason``: why it would wait, then there are no rows."""
+
+    rows: Annotated[list[PlanRow], Meta(max_length=4096)] = []
+    reason: Text = ""
+
+
 class ListFiles(Message, frozen=True, tag="list_files"):
     """Files of a job's folder (logs, weights, metrics, decisions): relative path and size."""
 
@@ -225,10 +251,14 @@ class Register(Message, frozen=True, tag="register"):
     name: Short
     slots: Count
     pid: Count
-    boot: Short  # boot id: same as the head's means that ipc paths can be used
+    boot: Short  # same as the head's: one machine, ipc paths can be used, PIDs mean the same
     versions: Names = {}
     # job, rank, incarnation, pid
     running: Annotated[list[tuple[JobId, Rank, Count, Count]], Meta(max_length=4096)] = []
+    labels: Words = []
+    devices: Words = []  # declared, by index or UUID
+    absent: Words = []  # those of them that are not there
+    reached: Text = ""  # IP of the head that this host dialled; "" over ipc
 
 
 class Registered(Message, frozen=True, tag="registered"):
@@ -244,6 +274,21 @@ class GetBundle(Message, frozen=True, tag="get_bundle"):
 
     name: BundleName
     offset: Count
+
+
+class CheckJob(Message, frozen=True, tag="check_job"):
+    """Can this host run learners of the job? Answered by ``Checked``. ``cwd``: "" where its code goes with it."""
+
+    name: Short
+    toml: Toml
+    cwd: Text
+
+
+class Checked(Message, frozen=True, tag="checked"):
+    """``problems``: what the job needs and the host lacks, a line each."""
+
+    problems: Lines = []
+    memory: Count = 0  # bytes that the host has to spare
 
 
 class StartLearners(Message, frozen=True, tag="start_learners"):
@@ -266,6 +311,7 @@ class StartLearners(Message, frozen=True, tag="start_learners"):
     incarnation: Count = 1
     key: Short = ""  # of the node
     bundle: Short = ""  # name of the bundle of user code that they run, see get_bundle
+    devices: Words = []  # of each of ``ranks``, where the host has declared any
 
 
 class NodeMoved(Message, frozen=True, tag="node_moved"):
@@ -278,11 +324,14 @@ class NodeMoved(Message, frozen=True, tag="node_moved"):
 
 
 class StopLearners(Message, frozen=True, tag="stop_learners"):
-    """TERM, then KILL after ``grace`` seconds; empty ``ranks`` means all and the evaluator, the job is over."""
+    """TERM, then KILL after ``grace`` seconds; empty ``ranks`` means all and the evaluator, the job is over.
+
+    ``leave``: the job goes on, and the ranks are to run elsewhere."""
 
     job: JobId
     ranks: Ranks = []
     grace: Seconds = 5.0
+    leave: bool = False
 
 
 class KillLearner(Message, frozen=True, tag="kill_learner"):
@@ -405,6 +454,9 @@ Control: TypeAlias = (
     | DiskUsed
     | ListHosts
     | Hosts
+    | SetHost
+    | PlanJob
+    | Planned
     | ListFiles
     | Files
     | ReadFile
@@ -415,6 +467,8 @@ Control: TypeAlias = (
     | Registered
     | HostPing
     | GetBundle
+    | CheckJob
+    | Checked
     | StartLearners
     | NodeMoved
     | StopLearners

@@ -15,6 +15,9 @@ from rudra_zmq.wire.messages.data import Count, Names, Rank, Seconds, Short, Tex
 JobId: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{6}$")]
 Time: TypeAlias = Annotated[float, Meta(ge=0, le=1e11)]  # UTC seconds since 1970
 Fates: TypeAlias = Annotated[dict[Short, Count], Meta(max_length=4096)]  # how many, by what
+Words: TypeAlias = Annotated[list[Short], Meta(max_length=1024)]
+Lines: TypeAlias = Annotated[list[Text], Meta(max_length=64)]
+Standing: TypeAlias = Literal["ready", "drained", "banned"]  # of a host, as a person has it
 JobState: TypeAlias = Literal[
     "PENDING", "STARTING", "RUNNING", "WAITING", "STOPPING", "STOPPED", "DONE", "FAILED", "LOST"
 ]
@@ -132,3 +135,20 @@ class HostRow(msgspec.Struct, frozen=True, kw_only=True):
     pid: Count
     last_seen: Time
     versions: Names = {}
+    state: Standing = "ready"
+    silent: bool = False  # it cannot be talked to
+    labels: Words = []
+    devices: Words = []  # declared, by index or UUID
+    absent: Words = []  # those of them that are not there
+    free_devices: Count = 0
+    address: Text = ""  # of the head, as this host reaches it
+
+
+class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job would get on one host, and what that host lacks for it."""
+
+    host: Short
+    ranks: Annotated[list[Rank], Meta(max_length=65536)]
+    devices: Words = []
+    problems: Lines = []
+    memory: Count = 0  # bytes that the host has to spare

@@ -39,7 +39,9 @@ class Cluster:
         program = self.place.home / "learner"
         program.write_text(PROGRAM.format(python=sys.executable) + body)
         program.chmod(0o700)
-        toml = f'[run]\nscript = "/x.py"\npython = "{program}"\n[learners]\ncount = {count}\nminibatch = 8\n{more}'
+        script = self.place.home / "x.py"
+        script.touch()
+        toml = f'[run]\nscript = "{script}"\npython = "{program}"\n[learners]\ncount = {count}\nminibatch = 8\n{more}'
         message = c.Submit(request=os.urandom(4).hex(), name="demo", toml=toml, cwd="/")
         self.job = self.client.call(message, expect=c.Submitted).job
         return self.job

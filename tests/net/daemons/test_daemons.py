@@ -255,7 +255,7 @@ def test_a_reload_takes_what_can_be_taken_and_names_the_rest(place: Place) -> No
     psd = place.psd()
     settings(
         place,
-        '[log]\nlevel = "debug"\n[psd]\nports = "7800-7801"\nlisten = "tcp://127.0.0.1:0"\n[learnerd]\nslots = 2\n',
+        '[log]\nlevel = "debug"\n[psd]\nports = "7800-7801"\nlisten = "tcp://127.0.0.1:0"\n[host]\nslots = 2\n',
     )
     done = rudra(place, "reload")
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rudra_zmq.config.host import HostSection
 from rudra_zmq.daemons.code import Code
 from rudra_zmq.daemons.learners import Learners
 from rudra_zmq.daemons.spawn import Supervisor
@@ -49,7 +50,7 @@ class Host:
             self.supervisor,
             state=self.state,
             runtime=self.runtime,
-            host="here",
+            host=HostSection(name="here"),
             tell=self.told.append,
             code=Code(self.loop, self.state, self._head),
         )
@@ -65,7 +66,9 @@ class Host:
         program = self.folder / "python"
         program.write_text(HEAD.format(python=sys.executable) + body)
         program.chmod(0o700)
-        table = f'[run]\nscript = "/x.py"\n{kw.pop("run", "")}\npython = "{kw.pop("python", program)}"\nenv = {{ MINE = "yes" }}\n'
+        (self.folder / "x.py").touch()
+        head = f'[run]\nscript = "{self.folder}/x.py"\n{kw.pop("run", "")}\n'
+        table = f'{head}python = "{kw.pop("python", program)}"\nenv = {{ MINE = "yes" }}\n'
         order = c.StartLearners(
             job=JOB, generation=1, name="demo", token="tok", toml=table, cwd=kw.pop("cwd", str(self.folder)),
             ranks=[0] if ranks is None else ranks, evaluator=kw.pop("evaluator", False), addresses=["ipc:///n"],

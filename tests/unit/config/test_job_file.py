@@ -54,6 +54,7 @@ def test_defaults_of_a_task() -> None:
         "learners.max": 0,
         "learners.minibatch": 32,
         "learners.global_batch": 0,
+        "learners.hosts": "auto",
         "learners.device": "auto",
         "learners.weights": "auto",
         "learners.threads": 0,
@@ -163,7 +164,7 @@ VALUES = [
     ("run.env.A = 1", "run.env.A cannot be 1", "give a text in quotes"),
     ("run.args = 'x'", 'run.args cannot be "x"', 'give a list of texts, such as ["--lr", "0.1"]'),
     ("run.args = [1]", "run.args cannot be [1]", 'give a list of texts, such as ["--lr", "0.1"]'),
-    ("run.python = 'python3'", 'run.python cannot be "python3"', "give an absolute path"),
+    ("run.python = 'a b'", 'run.python cannot be "a b"', 'give an absolute path, or a name that [host] python of the hosts has, such as "ml"'),
     ("run.module = 'a b'", 'run.module cannot be "a b"', 'give a module such as "my.train"'),
     (
         "job.task_args.a = {b = 1}",

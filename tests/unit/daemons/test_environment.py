@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rudra_zmq
+from rudra_zmq.config.host import HostSection
 from rudra_zmq.daemons.environment import base_environment, learner_environment, node_environment
 
 FOREIGN = {
@@ -22,7 +23,7 @@ def test_a_learner_gets_the_list_and_nothing_else(monkeypatch: pytest.MonkeyPatc
     env = learner_environment(spec=Path("/r/l.json"), threads=2, job={"MY": "1", "TZ": "CET"}, source=FOREIGN | OWN)
     assert env == OWN | {
         "TZ": "CET", "MY": "1", "RUDRA_LEARNER": "/r/l.json", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "2",
-        "MKL_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "NUMEXPR_NUM_THREADS": "2",
+        "MKL_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "NUMEXPR_NUM_THREADS": "2", "RUDRA_PLACES": "{}",
     }  # fmt: skip
 
 
@@ -48,3 +49,17 @@ def test_the_package_is_passed_on_only_where_a_path_found_it(
     env = base_environment({"PYTHONPATH": f"/a:{root}" if python_path else "/a"})
     assert env.get("PYTHONPATH") == (root if passed else None)
     assert env["PATH"]
+
+
+def test_a_hosts_own_is_weaker_than_the_jobs_and_stronger_than_the_daemons() -> None:
+    host = HostSection(env={"MY": "host", "TZ": "host", "NEW": "host"}, paths={"data": "/nvme/a b"})
+    env = learner_environment(spec=Path("/s"), threads=1, job={"MY": "job"}, host=host, source=OWN)
+    assert (env["MY"], env["TZ"], env["NEW"], env["RUDRA_PLACES"]) == ("job", "host", "host", '{"data": "/nvme/a b"}')
+
+
+@pytest.mark.parametrize(("device", "seen"), [("GPU-1dc8", "GPU-1dc8"), ("", ""), (None, None)])
+def test_the_gpu_is_not_for_the_job_to_choose(device: str | None, seen: str | None) -> None:
+    job = {} if device is None else {"CUDA_VISIBLE_DEVICES": "0,1,2"}
+    env = learner_environment(spec=Path("/s"), threads=1, job=job, device=device, source=OWN)
+    assert env.get("CUDA_VISIBLE_DEVICES") == seen
+    assert ("CUDA_DEVICE_ORDER" in env) == (device is not None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rudra_zmq.errors import RudraError
-from rudra_zmq.head.effects import Send, StartNode, StopNode
+from rudra_zmq.head.effects import Send, StopNode
 from rudra_zmq.wire.messages import control as c
 from tests.unit.head.world import SCRIPT, World
 
@@ -44,7 +44,7 @@ def test_the_answer_to_register_goes_out_before_orders(world: World) -> None:
         type(e.message if isinstance(e, Send) else e)
         for e in world.head.handle(b"a", "r", c.Register(token="t" * 64, name="a", slots=4, pid=1, boot="x"), world.now)
     ]
-    assert kinds == [c.Registered, StartNode]
+    assert kinds == [c.Registered, c.CheckJob]
 
 
 def test_the_learners_host_says_how_many_threads(world: World) -> None:

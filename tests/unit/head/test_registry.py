@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rudra_zmq.errors import NotFound, RudraError
+from rudra_zmq.head.ranks import Seat
 from rudra_zmq.head.registry import FORGET_HOST_S, SCHEMA_VERSION, Registry
 from rudra_zmq.wire.messages.control import HostRow, Progress
 
@@ -61,13 +62,15 @@ def test_everything_a_restart_needs_survives(tmp_path: Path) -> None:
     registry = Registry.open(path)
     job, _ = submit(registry)
     token = registry.stored(job).token
-    registry.update(job, state="RUNNING", generation=2, incarnation=5, hosts={0: "a", 1: "b"}, started=101.0)
+    registry.update(
+        job, state="RUNNING", generation=2, incarnation=5, hosts={0: Seat("a"), 1: Seat("b", "GPU-1")}, started=101.0
+    )
     registry.save_progress(job, Progress(state="RUNNING", updates=7, histogram={"0": 3}))
     registry.close()
     registry = Registry.open(path)
     (stored,) = registry.unfinished(["DONE", "FAILED"])
     assert (stored.generation, stored.incarnation, stored.token) == (2, 5, token)
-    assert stored.hosts == {0: "a", 1: "b"}
+    assert stored.hosts == {0: Seat("a"), 1: Seat("b", "GPU-1")}
     assert (stored.toml, stored.cwd, stored.state) == ("[job]", "/tmp", "RUNNING")
     reply = registry.get(job)
     assert reply.row.progress is not None and reply.row.progress.updates == 7

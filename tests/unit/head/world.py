@@ -30,6 +30,8 @@ class World:
         self.effects: list[Effect] = []
         self.ids = itertools.count(1)
         self.suspend_as = suspend_as
+        self.inspects = True
+        self.lacks: dict[bytes, list[str]] = {}  # what a host says that a job needs and it has not
         self.registry = Registry.open(state / "registry.sqlite")
         self.head = self._make()
 
@@ -45,8 +47,18 @@ class World:
             wall=lambda: self.now,
             suspend_as=self.suspend_as,
         )
-        self.effects += head.begin(self.now)
+        self.head = head
+        self.do(head.begin(self.now))
         return head
+
+    def do(self, effects: list[Effect]) -> None:
+        """Keep what the head wants done; hosts that are asked whether they can run a job say what they lack."""
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(effect.message, c.CheckJob) and self.inspects:
+                answer = c.Checked(problems=self.lacks.get(effect.peer, []), memory=1 << 30)
+                self.do(self.head.answered(effect.peer, effect.id, answer, self.now))
+            else:
+                self.effects.append(effect)
 
     def restart_head(self) -> None:
         """As if psd had been killed and started again: peers are strangers, nodes are gone."""
@@ -63,7 +75,7 @@ class World:
     def send(self, peer: bytes, message: Message) -> Message | None:
         """A request; its reply if one came at once."""
         request = f"q{next(self.ids)}"
-        self.effects += self.head.handle(peer, request, message, self.now)
+        self.do(self.head.handle(peer, request, message, self.now))
         return self.reply(peer, request)
 
     def reply(self, peer: bytes, request: str) -> Message | None:
@@ -141,7 +153,7 @@ class World:
         assert isinstance(self.send(peer, message), c.Ok)
 
     def node_exit(self, job: str, status: int = 0, words: str = "") -> None:
-        self.effects += self.head.node_exited(job, status, words, self.now)
+        self.do(self.head.node_exited(job, status, words, self.now))
 
     def wait(self, seconds: float, step: float = 0.25, alive: tuple[bytes, ...] = (b"a",)) -> None:
         """Time passes; the learnerds in ``alive`` ping."""
@@ -149,8 +161,8 @@ class World:
         while self.now < end:
             self.now = min(self.now + step, end)
             for peer in alive:
-                self.effects += self.head.handle(peer, "", c.HostPing(), self.now)
-            self.effects += self.head.tick(self.now)
+                self.do(self.head.handle(peer, "", c.HostPing(), self.now))
+            self.do(self.head.tick(self.now))
 
     # ------------------------------------------------------------------------------------ reading
 

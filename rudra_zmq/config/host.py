@@ -66,6 +66,15 @@ def misnamed_entry(table: str, name: str) -> tuple[str, str] | None:
     return None
 
 
+class MetricsSection(Section, frozen=True):
+    listen: kinds.Listen = ""
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Where psd serves its metrics; None: nowhere."""
+        return kinds.parse_listen(self.listen) if self.listen else None
+
+
 class LogSection(Section, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -80,5 +89,6 @@ class RudraToml(Section, frozen=True):
     head: HeadSection = HeadSection()
     psd: PsdSection = PsdSection()
     host: HostSection = HostSection()
+    metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()
     paths: PathsSection = PathsSection()

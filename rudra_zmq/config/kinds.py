@@ -5,6 +5,7 @@ Owns: bounds of single values. Must not know: keys, files, and what a value is f
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable
@@ -187,6 +188,20 @@ def parse_ports(text: str) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
+def parse_listen(text: str) -> tuple[str, int] | None:
+    """Host and port of "9733" (this machine alone), "192.0.2.7:9733", "[::]:9733"; None for anything else."""
+    host, colon, port = text.rpartition(":")
+    host = (host[1:-1] if host.startswith("[") and host.endswith("]") else host) if colon else "127.0.0.1"
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return None
+    bracketed = text.startswith("[")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535 or bracketed != (version == 6):
+        return None
+    return host, int(port)
+
+
 def _is_local(lowest_port: int) -> Fits:
     def fits(value: str) -> bool:
         tcp = _TCP.fullmatch(value)
@@ -203,6 +218,13 @@ _LOCAL = (
 )
 Address: TypeAlias = Annotated[str, Says(_LOCAL, _is_local(1))]
 BindAddress: TypeAlias = Annotated[str, Says(_LOCAL, _is_local(0))]
+Listen: TypeAlias = Annotated[
+    str,
+    Says(
+        'a port such as "9733", which is bound on 127.0.0.1, or an address and a port such as "192.0.2.7:9733"',
+        lambda v: not v or parse_listen(v) is not None,
+    ),
+]
 Ports: TypeAlias = Annotated[
     str,
     Says(

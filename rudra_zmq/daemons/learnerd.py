@@ -42,7 +42,7 @@ class Learnerd(Daemon):
     """The daemon."""
 
     name = "learnerd"
-    others = ("psd.",)
+    others = ("psd.", "metrics.")
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

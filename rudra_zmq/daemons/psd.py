@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rudra_zmq import __version__, log, paths
 from rudra_zmq.daemons.base import (
@@ -34,11 +35,15 @@ from rudra_zmq.daemons.spawn import Child
 from rudra_zmq.errors import AlreadyRunning
 from rudra_zmq.head.coordinator import Coordinator
 from rudra_zmq.head.effects import Effect, Send, StartNode, StopNode
+from rudra_zmq.head.figures import Figure
 from rudra_zmq.head.registry import Registry
 from rudra_zmq.net.addresses import PathLock, parse, port_owner
 from rudra_zmq.net.rpc import RpcServer
 from rudra_zmq.net.sockets import Router
 from rudra_zmq.wire.messages.data import Message
+
+if TYPE_CHECKING:
+    from rudra_zmq.daemons.metrics import Metrics
 
 logger = log.get()
 
@@ -61,6 +66,7 @@ class Psd(Daemon):
         self._server: RpcServer | None = None
         self._registry: Registry | None = None
         self._head: Coordinator | None = None
+        self._metrics: Metrics | None = None
         self._ipc = ""
         # A cluster of one run: nobody will start this psd again, and it takes no fixed port.
         self._passing = bool(options.parent) and not options.args.lasting
@@ -91,6 +97,21 @@ class Psd(Daemon):
         self._do(self._head.begin(self.loop.now()))
         self.loop.every(TICK_S, self._tick)
         self._write_endpoint(address)
+        self._serve_metrics()
+
+    def _serve_metrics(self) -> None:
+        """Where the settings say so; the cluster of one run leaves the port to those that stay."""
+        address = self.options.settings.metrics.address
+        if address is None or self._passing:
+            return
+        from rudra_zmq.daemons.metrics import Metrics  # its library is read only where it is used
+
+        self._metrics = Metrics(self.loop, *address, self._figures)
+        self._metrics.begin()
+
+    def _figures(self) -> list[Figure]:
+        assert self._head is not None and self._server is not None
+        return self._head.figures(self._server.drops, self.loop.now())
 
     def _bind(self, router: Router) -> str:
         """The address for people and learnerds; nodes have an ipc socket in any case."""
@@ -234,6 +255,8 @@ class Psd(Daemon):
 
     def close(self) -> None:
         """The endpoint goes first: nobody is to dial a socket that is being closed."""
+        if self._metrics is not None:
+            self._metrics.close()
         if self._router is not None:
             if self._registry is not None:
                 (self.options.state / "endpoint.json").unlink(missing_ok=True)

@@ -30,7 +30,7 @@ class Up(Daemon):
     """The supervisor."""
 
     name = "up"
-    others = ("head.", "psd.", "host.")
+    others = ("head.", "psd.", "host.", "metrics.")
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

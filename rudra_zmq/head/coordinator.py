@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ from rudra_zmq.errors import ConfigError, NotFound, NotRunning, RefusedBySecurit
 from rudra_zmq.head import bundles, files
 from rudra_zmq.head.course import Course
 from rudra_zmq.head.effects import Effect, Send
+from rudra_zmq.head.figures import Figure, figures
 from rudra_zmq.head.fleet import Fleet, Host
 from rudra_zmq.head.jobs import MOST_LISTED, Book, Job, wanted_of
 from rudra_zmq.head.placement import never_fits, unknown
@@ -214,6 +215,16 @@ class Coordinator:
         shown = jobs[:MOST_NAMED] + ([f"and {len(jobs) - MOST_NAMED} more"] if len(jobs) > MOST_NAMED else [])
         here = sum(host.peer is not None for host in self._fleet.hosts.values())
         return f"{', '.join(shown) or 'no jobs'}; {here} host{'' if here == 1 else 's'}"
+
+    def figures(self, dropped: Mapping[str, int], now: float) -> list[Figure]:
+        """What is measured, for other threads to read; ``dropped``: messages that were none, by reason."""
+        return figures(
+            jobs=self._registry.counts(),
+            live=list(self._book.live.values()),
+            hosts=self._roster.rows(now),
+            refused=self.refused,
+            dropped=dropped,
+        )
 
     # ---------------------------------------------------------------------------------------- who is it
 

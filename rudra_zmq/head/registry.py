@@ -295,6 +295,10 @@ class Registry:
         """All jobs, newest first."""
         return [self._row(row) for row in self._rows(f"SELECT {self._ROW} FROM jobs ORDER BY n DESC")]  # noqa: S608
 
+    def counts(self) -> dict[str, int]:
+        """How many jobs there are of each state."""
+        return dict(self._rows("SELECT state, count(*) FROM jobs GROUP BY state"))
+
     def find(self, job: str) -> str:
         """The id of: an id, the newest job of a name, or ("") the newest of all. NotFound."""
         if not job:

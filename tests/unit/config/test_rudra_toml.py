@@ -259,3 +259,22 @@ def test_public_names_come_lazily() -> None:
     assert {"join", "Learner"} <= set(dir(rudra_zmq))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         rudra_zmq.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9733", ("127.0.0.1", 9733)), ("0.0.0.0:9733", ("0.0.0.0", 9733)), ("[::]:9733", ("::", 9733)),
+        ("192.0.2.7:0", ("192.0.2.7", 0)), ("", None),
+    ],
+)  # fmt: skip
+def test_where_metrics_are_served(tmp_path: Path, text: str, address: tuple[str, int] | None) -> None:
+    assert load(tmp_path, f"metrics.listen={text!r}").config.metrics.address == address
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "host:9733", ":9733", "70000", "127.0.0.1", "::1:9733", "[127.0.0.1]:9733", "1.2.3.4:-1"]
+)
+def test_what_is_no_address_for_metrics(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.listen cannot be"):
+        load(tmp_path, f"metrics.listen={text!r}")

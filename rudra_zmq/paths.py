@@ -28,6 +28,10 @@ MAX_IPC_PATH = 100
 """Bytes. The kernel takes 107 with the NUL; ZeroMQ and our own temporary names want some."""
 
 TOKEN_BYTES = 32
+SYSTEM_PSD = Path("/var/lib/rudra/psd")
+"""State folder of the system's psd, rudra-psd.service."""
+SYSTEM_LEARNERD_RUNTIME = Path("/run/rudra-learnerd")
+
 _TOKEN = re.compile(rf"[0-9a-f]{{{2 * TOKEN_BYTES}}}")
 _JOB_ID = re.compile(r"[0-9a-f]{6}")
 _NETWORK = frozenset(
@@ -60,22 +64,27 @@ def state_folder(configured: str = "", environ: Mapping[str, str] | None = None,
     return own_folder(path, private=not _given(env, "STATE_DIRECTORY", path))
 
 
-def runtime_folder(configured: str = "", environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of sockets; made if need be.
+def runtime_place(configured: str = "", environ: Mapping[str, str] | None = None) -> Path:
+    """Where the folder of sockets is, or would be.
 
     `configured` is paths.runtime; else systemd's RUNTIME_DIRECTORY; else $XDG_RUNTIME_DIR/rudra where that
-    session folder is ours; else /tmp/rudra-<uid>. RefusedBySecurity where it is not ours alone.
+    session folder is ours; else /tmp/rudra-<uid>.
     """
     env = os.environ if environ is None else environ
     session = env.get("XDG_RUNTIME_DIR", "")
     if configured:
-        path = Path(configured)
-    elif service := env.get("RUNTIME_DIRECTORY", "").partition(":")[0]:
-        path = Path(service)
-    elif session.startswith("/") and _is_ours(session):
-        path = Path(session) / "rudra"
-    else:
-        path = Path(f"/tmp/rudra-{os.getuid()}")
+        return Path(configured)
+    if service := env.get("RUNTIME_DIRECTORY", "").partition(":")[0]:
+        return Path(service)
+    if session.startswith("/") and _is_ours(session):
+        return Path(session) / "rudra"
+    return Path(f"/tmp/rudra-{os.getuid()}")
+
+
+def runtime_folder(configured: str = "", environ: Mapping[str, str] | None = None) -> Path:
+    """The folder of sockets (`runtime_place`); made if need be. RefusedBySecurity where it is not ours alone."""
+    env = os.environ if environ is None else environ
+    path = runtime_place(configured, env)
     return own_folder(path, private=not _given(env, "RUNTIME_DIRECTORY", path))
 
 
@@ -124,6 +133,14 @@ def own_folder(path: Path, *, private: bool = True) -> Path:
     return path
 
 
+def shared(folder: Path) -> bool:
+    """Whether others than this user may enter ``folder``: a unit's, where users work together."""
+    try:
+        return bool(folder.stat().st_mode & 0o011)
+    except OSError:
+        return False
+
+
 def machine_id() -> str:
     """32 hex digits that stay over a reboot; from the host's name where the system has none (containers)."""
     for name in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
@@ -163,10 +180,10 @@ class JobFolder:
 
     root: Path
 
-    def make(self) -> JobFolder:
-        """Makes the folder, snapshots/ and logs/; RefusedBySecurity where they are not ours."""
+    def make(self, *, private: bool = True) -> JobFolder:
+        """Makes the folder, snapshots/ and logs/; RefusedBySecurity where they are not ours (``private``: alone)."""
         for path in (self.root.parent, self.root, self.snapshots, self.logs):
-            own_folder(path)
+            own_folder(path, private=private)
         return self
 
     @property
@@ -271,8 +288,8 @@ def psd_endpoint(runtime: Path) -> str:
     return check_ipc_path(runtime / "psd.sock")
 
 
-def make_token(path: Path) -> str:
-    """The token of `path`, made if there is none: 32 random bytes in hex, mode 0600.
+def make_token(path: Path, group: bool = False) -> str:
+    """The token of `path`, made if there is none: 32 random bytes in hex, mode 0600, or 0640 for a `group`.
 
     Kept over restarts, so that learners find their way back. Two who make it at once get the same one.
     """
@@ -283,6 +300,7 @@ def make_token(path: Path) -> str:
             with os.fdopen(fd, "w") as file:
                 file.write(secrets.token_hex(TOKEN_BYTES))
                 file.flush()
+                os.fchmod(file.fileno(), 0o640 if group else 0o600)
                 os.fsync(file.fileno())
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, path)
@@ -293,11 +311,18 @@ def make_token(path: Path) -> str:
         raise ConfigError(
             f"cannot write the token: {reason}", where=str(path), fix="see to the folder's owner and space"
         ) from None
-    return read_token(path)
+    return _read_token(path, group)
 
 
 def read_token(path: Path) -> str:
-    """The token's 64 hex digits. NotFound without a file; RefusedBySecurity where others could know it."""
+    """The token's 64 hex digits. NotFound without a file; RefusedBySecurity where others could know it.
+
+    One that is another user's, a unit's, may be readable by its group, through which we have it.
+    """
+    return _read_token(path, False)
+
+
+def _read_token(path: Path, group: bool) -> str:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -313,11 +338,12 @@ def read_token(path: Path) -> str:
     finally:
         os.close(fd)
     fix = f"rm {path}, then start psd again"
-    if found.st_uid != os.getuid():
+    group = group or (found.st_uid != os.getuid() and bool(found.st_mode & 0o040))
+    if found.st_uid != os.getuid() and not group:
         raise RefusedBySecurity(
             f"the token belongs to uid {found.st_uid}", where=str(path), fix="run as psd's own user"
         )
-    if found.st_mode & 0o077:
+    if found.st_mode & (0o037 if group else 0o077):
         message = f"others can read the token (mode {stat.S_IMODE(found.st_mode):04o})"
         raise RefusedBySecurity(message, where=str(path), fix=fix)
     token = text.decode("ascii", "replace").strip()

@@ -139,7 +139,8 @@ def down(cli: Cli, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def reload(cli: Cli, as_json: bool) -> None:
-    """Have psd and learnerd on this machine read rudra.toml again, and open their logs anew (SIGHUP).
+    """Have your psd and learnerd on this machine (root: the system's too) read rudra.toml again, and open their logs
+    anew (SIGHUP).
 
     \b
       rudra reload

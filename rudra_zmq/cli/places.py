@@ -268,6 +268,8 @@ class Places:
         """The one head that submit and the like talk to; Unreachable with the fix where there is none."""
         state = paths.state_folder(self.settings.paths.state)
         endpoint = live_endpoint(state)
+        if endpoint is None and not self._has_registry(state):
+            endpoint = live_endpoint(paths.SYSTEM_PSD)  # members of the group rudra may read it
         address = self._address or self.settings.head.address or (endpoint or {}).get("address", "")
         if not address or (endpoint is None and address.startswith("ipc://") and not Path(address[6:]).exists()):
             raise Unreachable(

@@ -1,4 +1,4 @@
-"""``rudra reload``: a SIGHUP to the daemons of this person on this machine, and what each of them made of it.
+"""``rudra reload``: a SIGHUP to the daemons of this person, or of the system, and what each of them made of it.
 
 Owns where their locks are and the wait for their answers. Must not know: which settings there are.
 """
@@ -41,9 +41,11 @@ class Answer:
 
 
 def places(settings: RudraToml) -> list[tuple[str, Path]]:
-    """Where the daemons of this person hold their locks."""
+    """Where the daemons of this person hold their locks; for root also where the system's do."""
     state = paths.state_folder(settings.paths.state)
-    return [("up", state), ("psd", state), ("learnerd", paths.runtime_folder(settings.paths.runtime))]
+    own = [("up", state), ("psd", state), ("learnerd", paths.runtime_place(settings.paths.runtime))]
+    services = [("psd", paths.SYSTEM_PSD), ("learnerd", paths.SYSTEM_LEARNERD_RUNTIME)]
+    return own if os.getuid() else [*own, *services]
 
 
 def ask(name: str, folder: Path) -> Asked | None:

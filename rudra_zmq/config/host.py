@@ -38,6 +38,7 @@ class HostSection(Section, frozen=True):
     python: kinds.Places = {}
     paths: kinds.Places = {}
     env: kinds.Variables = {}
+    user: kinds.User = ""
 
     @property
     def host_name(self) -> str:

@@ -100,6 +100,7 @@ def _rises(values: tuple[float, ...] | None) -> bool:
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _DEVICE = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,80}")
+_USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _TASK = re.compile(rf"{_MODULE.pattern}:[A-Za-z_]\w*", re.ASCII)
 _A_DURATION = 'a duration such as "250ms", "60s" or "10m"'
@@ -122,6 +123,7 @@ def parse_compress(text: str) -> tuple[str, Fraction] | None:
 Name: TypeAlias = Annotated[
     str, Says("1 to 64 letters, digits, '.', '_' or '-', the first a letter or a digit", _matches(NAME))
 ]
+User: TypeAlias = Annotated[str, Says('the name of a user, such as "rudra-job"', _matches(_USER))]
 Task: TypeAlias = Annotated[str | None, Says('a module and a name in it, such as "my.module:task"', _matches(_TASK))]
 Module: TypeAlias = Annotated[str, Says('a module such as "my.train"', _matches(_MODULE))]
 Text: TypeAlias = Annotated[str, Says("a text in quotes", _is_text)]

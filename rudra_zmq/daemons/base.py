@@ -26,6 +26,7 @@ from typing import NoReturn
 
 from rudra_zmq import __version__, log, paths
 from rudra_zmq.config import RudraToml, load_rudra, merge
+from rudra_zmq.daemons.account import Account
 from rudra_zmq.daemons.service import Manager
 from rudra_zmq.daemons.spawn import Supervisor
 from rudra_zmq.errors import EXIT_CONFIG_DAEMON, EXIT_FORCED, AlreadyRunning, ConfigError, RudraError
@@ -230,13 +231,17 @@ def already(name: str, error: AlreadyRunning) -> AlreadyRunning:
     return AlreadyRunning(f"{name} is {error.message}", where=error.where, fix=error.fix)
 
 
-def write_json(path: Path, value: object) -> None:
-    """Replace a file of mode 0600 in one step: readers see the old one or the new one."""
+def write_json(path: Path, value: object, reader: Account | None = None, mode: int = 0o600) -> None:
+    """Replace a file of mode 0600 in one step: readers see the old one or the new one. ``reader`` may read it too."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(fd, "w") as file:
             json.dump(value, file)
+        if reader is not None:
+            reader.lend(temporary, 0o640)
+        elif mode != 0o600:
+            os.chmod(temporary, mode)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

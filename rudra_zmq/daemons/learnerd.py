@@ -7,6 +7,7 @@ is away. Must not know: user code and torch (they live in the children), what a 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from rudra_zmq import __version__, log, paths
 from rudra_zmq.config import job_from_toml
 from rudra_zmq.daemons import hardware
+from rudra_zmq.daemons.account import account
 from rudra_zmq.daemons.base import Daemon, Options, launch, log_piece, machine_mark, parser
 from rudra_zmq.daemons.code import Code
 from rudra_zmq.daemons.learners import Learners
@@ -68,6 +70,7 @@ class Learnerd(Daemon):
             host=self._settings,
             tell=self._tell,
             code=self._code,
+            account=account(self._settings.user),
         )
 
     def begin(self) -> None:
@@ -112,12 +115,15 @@ class Learnerd(Daemon):
     # ---------------------------------------------------------------------------------------- the head
 
     def _endpoint(self) -> dict[str, str]:
-        """What a psd of the same state folder wrote about itself."""
-        try:
-            value = json.loads((self.options.state / "endpoint.json").read_text("utf-8"))
-            return {key: str(value[key]) for key in ("address", "token_file")}
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
+        """What a psd of the same state folder wrote about itself, or the system's psd where we are its learnerd."""
+        folders = [self.options.state]
+        if self.options.state.parent == paths.SYSTEM_PSD.parent:
+            folders.append(paths.SYSTEM_PSD)
+        for folder in folders:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                value = json.loads(paths.endpoint_file(folder).read_text("utf-8"))
+                return {key: str(value[key]) for key in ("address", "token_file")}
+        return {}
 
     def _address(self) -> str:
         return (
@@ -320,12 +326,18 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--head", metavar="ADDRESS", default="", help="of psd (head.address)")
     made.add_argument("--name", default="", help="of this host (host.name)")
     made.add_argument("--slots", type=int, default=0, help="learners at once (host.slots)")
+    made.add_argument("--user", default="", help="whom learners run as (host.user)")
     made.add_argument("--token-file", metavar="FILE", default="", help="psd's token (default: where psd says)")
     return made
 
 
 def _sets(args: argparse.Namespace) -> list[str]:
-    given = {"head.address": args.head, "host.name": args.name, "host.slots": args.slots}
+    given = {
+        "head.address": args.head,
+        "host.name": args.name,
+        "host.slots": args.slots,
+        "host.user": args.user,
+    }
     return [f"{key}={value}" for key, value in given.items() if value]
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from rudra_zmq import log, paths
 from rudra_zmq.config import JobFile, job_from_toml
 from rudra_zmq.config.host import HostSection
+from rudra_zmq.daemons.account import Account
 from rudra_zmq.daemons.base import write_json
 from rudra_zmq.daemons.code import Code
 from rudra_zmq.daemons.environment import learner_environment
@@ -90,12 +91,14 @@ class Learners:
         host: HostSection,
         tell: Callable[[LearnerStarted | LearnerExit], None],
         code: Code,
+        account: Account | None = None,
     ) -> None:
         self._loop, self._supervisor = loop, supervisor
         self._state, self._runtime, self._host = state, runtime, host
         self._name = host.host_name
         self._tell = tell
         self._code = code
+        self._account = account
         self._work: dict[str, Work] = {}
         self._draining = False
 
@@ -135,8 +138,7 @@ class Learners:
         cores = len(os.sched_getaffinity(0))
         if work is None:
             threads = order.threads or max(1, cores // max(1, len(order.ranks)))
-            folder = paths.job_folder(self._state, order.job).make()
-            (folder.root / "output").mkdir(mode=0o700, exist_ok=True)
+            folder = self._make_folder(order.job)
             work = Work(order, file, threads, self._runtime / f"n-{order.job}.json")
             self._work[order.job] = work
             if order.bundle:
@@ -176,6 +178,8 @@ class Learners:
         if self._work.get(work.order.job) is not work or work.ready:
             return
         work.ready = not problem
+        if not problem and self._account is not None and work.code is not None:
+            problem = self._account.lend_tree(work.code)
         if not problem and not os.path.isdir(self._cwd(work)):
             problem = f"there is no folder {work.file.run.cwd} in the job's code"
         for worker in list(work.workers.values()):
@@ -194,6 +198,17 @@ class Learners:
             return str(work.code / work.file.run.cwd)
         return work.file.run.cwd or work.order.cwd
 
+    def _make_folder(self, job: str) -> paths.JobFolder:
+        """Of a job on this host; ``output`` in it is the learners' own."""
+        folder = paths.job_folder(self._state, job).make(private=self._account is None)
+        output = folder.root / "output"
+        output.mkdir(mode=0o700, exist_ok=True)
+        if self._account is not None:
+            for path in (folder.root.parent, folder.root, folder.logs):
+                self._account.lend(path, 0o750)
+            self._account.lend(output, 0o770)
+        return folder
+
     def moved(self, order: NodeMoved) -> None:
         """The job's node listens elsewhere now; its learners read it from the file."""
         work = self._work.get(order.job)
@@ -204,7 +219,8 @@ class Learners:
                 logger.error("the node's addresses were not written", job=order.job, error=str(error))
 
     def _write_addresses(self, work: Work, order: StartLearners | NodeMoved) -> None:
-        write_json(work.node_file, {"addresses": order.addresses, "generation": order.generation, "key": order.key})
+        value = {"addresses": order.addresses, "generation": order.generation, "key": order.key}
+        write_json(work.node_file, value, self._account)
 
     def stop(self, order: StopLearners) -> None:
         """TERM, KILL after the grace; without ranks all of the job."""
@@ -266,12 +282,15 @@ class Learners:
             code=work.code,
             host=self._host,
             device=worker.device,
+            source=None if self._account is None else self._account.environment(os.environ),
         )
         output: OutputFile | None = None
         key = -1
         try:
             key = memory_file("key", KeyPair.new().secret.encode("ascii"))
-            write_json(spec, self._spec(work, worker, key))
+            write_json(spec, self._spec(work, worker, key), self._account)
+            if self._account is not None:
+                self._account.lend_file(folder.log(name))
             output = OutputFile(folder.output(name))
             if worker.incarnation > work.order.incarnation:
                 output.write(b"[rudra: incarnation %d]\n" % worker.incarnation)
@@ -283,6 +302,7 @@ class Learners:
                 output=output,
                 on_exit=lambda child: self._exited(work, worker, child),
                 pass_fds=(key,),
+                account=self._account,
             )
         except (OSError, RudraError) as error:
             if output is not None:

@@ -57,7 +57,7 @@ class Psd(Daemon):
 
     name = "psd"
     live = (*Daemon.live, "psd.ports", "psd.data")  # for nodes that start from now on
-    others = ("head.", *(f"host.{key}" for key in ("labels", "devices", "slots", "python", "paths", "env")))
+    others = ("head.", *(f"host.{key}" for key in ("labels", "devices", "slots", "user", "python", "paths", "env")))
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -75,7 +75,7 @@ class Psd(Daemon):
         """READY means: locked, token made, registry open, bound, unfinished jobs taken up."""
         state, runtime = self.options.state, self.options.runtime
         self.lock(state)
-        token = paths.make_token(state / "token")
+        token = paths.make_token(state / "token", paths.shared(state))
         paths.check_ipc_path(self._socket("000000"))
         for left in runtime.glob("n-??????.sock"):
             _clear(left)
@@ -119,7 +119,8 @@ class Psd(Daemon):
         wanted = parse(listen) if listen else None
         own = paths.psd_endpoint(self.options.runtime).removeprefix("ipc://")
         try:
-            self._ipc = router.bind_ipc(wanted.path if wanted is not None and wanted.kind == "ipc" else own)
+            path = wanted.path if wanted is not None and wanted.kind == "ipc" else own
+            self._ipc = router.bind_ipc(path, 0o660 if paths.shared(self.options.runtime) else 0o600)
         except AlreadyRunning as error:
             raise already(self.name, error) from None
         if wanted is None or wanted.kind == "ipc":
@@ -141,7 +142,7 @@ class Psd(Daemon):
             "token_file": str(state / "token"),
             "boot": boot_id(),
         }
-        write_json(state / "endpoint.json", value)
+        write_json(state / "endpoint.json", value, mode=0o640 if paths.shared(state) else 0o600)
 
     # ---------------------------------------------------------------------------------------- messages
 

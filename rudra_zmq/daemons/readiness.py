@@ -25,15 +25,16 @@ def problems(job: JobFile, cwd: str, host: HostSection) -> list[str]:
     ``cwd`` is "" where the job's code goes with it, and its folder and script are in there.
     """
     found = []
+    whom = f" that {host.user} may use" if host.user else ""
     name, python = python_name(job), interpreter(job, host)
     key = f"python.{name}" if name else "run.python"
     if not python:
         found.append(f'{key} is not set here. Fix: add {key} = "/.../bin/python" to [host]')
     elif not (os.path.isfile(python) and os.access(python, os.X_OK)):
-        found.append(f"{key}: there is no interpreter {python}. Fix: correct it, or install it there")
+        found.append(f"{key}: there is no interpreter {python}{whom}. Fix: correct it, or install it there")
     folder = job.run.cwd or cwd
     if cwd and not os.path.isdir(folder):
-        found.append(f"run.cwd: there is no folder {folder}. Fix: make it, or set run.cwd")
+        found.append(f"run.cwd: there is no folder {folder}{whom}. Fix: make it, or set run.cwd")
     if cwd and job.run.script and not os.path.isfile(os.path.join(folder, job.run.script)):
         found.append(f"run.script: there is no file {job.run.script}. Fix: put it there, or correct run.script")
     for place in path_names(job):

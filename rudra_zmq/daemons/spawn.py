@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from rudra_zmq.daemons.account import UMASK, Account
 from rudra_zmq.daemons.output import OutputFile
 from rudra_zmq.net.loop import Loop, Timer
 
@@ -74,9 +75,11 @@ class Supervisor:
         output: OutputFile | None = None,
         log: Path | None = None,
         pass_fds: Sequence[int] = (),
+        account: Account | None = None,
     ) -> Child:
         """Start ``argv``. Its stdout and stderr go through a pipe into ``output``, or straight into ``log``.
-        ``pass_fds``: descriptors that it has too, under the same numbers.
+        ``pass_fds``: descriptors that it has too, under the same numbers. ``account``: whom it runs as; a child asks
+        to die with us (PR_SET_PDEATHSIG) by itself, for the change of user takes that back.
 
         ``on_exit(child)`` is called on the loop once it has ended, its group is killed and its output is in the
         file; ``child.tail`` is then the end of the output. Raises OSError (no such program, no such folder).
@@ -93,6 +96,10 @@ class Supervisor:
                 cwd=cwd,
                 start_new_session=True,
                 pass_fds=pass_fds,
+                user=None if account is None else account.uid,
+                group=None if account is None else account.gid,
+                extra_groups=None if account is None else account.groups,
+                umask=-1 if account is None else UMASK,
             )
         except BaseException:
             if pipe >= 0:

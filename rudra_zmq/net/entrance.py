@@ -63,9 +63,9 @@ class Entrance:
 
     # ------------------------------------------------------------------------------------------ binding
 
-    def bind_ipc(self, path: str) -> None:
+    def bind_ipc(self, path: str, mode: int = 0o600) -> None:
         """Raises AlreadyRunning, ConfigError."""
-        self._door().bind_ipc(path)
+        self._door().bind_ipc(path, mode)
 
     def bind_tcp(self, host: str, first: int, last: int, *, encrypted: bool, previous: Sequence[str] = ()) -> None:
         """A free port of first..last (0: the kernel's choice), better one of ``previous``; two where ``encrypted``.

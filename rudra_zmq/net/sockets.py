@@ -236,14 +236,14 @@ class Router(_Socket):
             self.raw.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
             self.raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
-    def bind_ipc(self, path: str) -> str:
-        """Binds ``path`` (mode 0600) and returns its address. Raises AlreadyRunning naming the owner's PID."""
+    def bind_ipc(self, path: str, mode: int = 0o600) -> str:
+        """Binds ``path`` and returns its address. Raises AlreadyRunning naming the owner's PID."""
         self.check()
         address = parse(f"ipc://{path}")
         lock = PathLock(address.path)
         try:
             self.raw.bind(str(address))
-            os.chmod(address.path, 0o600)
+            os.chmod(address.path, mode)
         except (zmq.ZMQError, OSError) as error:
             lock.release()
             raise in_the_way("cannot bind", error.errno, path) from None

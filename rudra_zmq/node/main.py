@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from rudra_zmq import log
+from rudra_zmq import log, paths
 from rudra_zmq.config import job_from_toml
 from rudra_zmq.errors import EXIT_FAILED, ConfigError, RudraError
 from rudra_zmq.net.entrance import Entrance
@@ -128,7 +128,8 @@ class Node:
         """Where the learners look first: the addresses of the node before; else what psd allows."""
         bind = self.spec.bind
         if bind.ipc:
-            self._entrance.bind_ipc(bind.ipc)
+            # Learners may be another user's; then the job's token decides, as it does for the memory.
+            self._entrance.bind_ipc(bind.ipc, 0o666 if paths.shared(Path(bind.ipc).parent) else 0o600)
         if bind.ipc and bind.shm:  # the right to the one is the right to the other
             self._bind_shm(bind.shm)
         if bind.tcp:

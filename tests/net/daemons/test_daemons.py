@@ -236,6 +236,14 @@ def test_the_service_manager_hears_of_it(place: Place, abstract: bool) -> None:
         assert psd.wait(5) == 0
 
 
+def test_the_watchdogs_signal_says_where_the_loop_is(place: Place) -> None:
+    psd = place.psd()
+    psd.send_signal(signal.SIGABRT)
+    assert psd.wait(5) == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in place.log("psd") and "loop.py" in place.log("psd")
+    place.psd()  # which takes what is left away
+
+
 # ------------------------------------------------------------------------------------------ settings read again
 
 

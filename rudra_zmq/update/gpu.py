@@ -210,7 +210,7 @@ class GpuUpdate:
         The host's copy is taken before `set` returns, as CUDA does with memory that is not pinned.
         """
         rows = [_row(b_k, g) for b_k, g in zip(b, gradients, strict=True)]
-        table = np.frombuffer(b"".join([_FLAGS, *rows, *more]), np.uint8)
+        table = np.frombuffer(bytearray().join([_FLAGS, *rows, *more]), np.uint8)
         if table.size > self._table.size:
             self._table = self.device.xp.zeros(2 * table.size, np.uint8)
         self._table[: table.size].set(table)

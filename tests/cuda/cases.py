@@ -296,6 +296,8 @@ def test_bad_arguments_are_refused(device: Device) -> None:
         with pytest.raises(ValueError, match=f"of 8 elements, got one of {size}"):
             update.step(w, [(1.0, Sparse(w, w, size))], None, 1.0, 1.0, 0.1, out)
     assert update.state_dict()["t"][0] == 0
+    side_by_side = device.xp.zeros(24, np.float32)
+    assert update.step(side_by_side[:8], [(1.0, side_by_side[16:])], None, 1.0, 1.0, 0.1, side_by_side[8:16]).finite
 
 
 def test_more_gradients_than_the_table_had_room_for(device: Device) -> None:

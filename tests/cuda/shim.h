@@ -1,7 +1,8 @@
 // What CUDA C++ has and C++ lacks, so that g++ can make the kernels into functions of a CPU. Included before their text.
 //
-// A block's threads are fibers that take turns: each runs until it ends or waits for the others. Blocks come one after the
-// other. `launch` says where threads of a block wait in different places, which on a GPU would never end.
+// A block's threads are fibers that take turns: each runs until it ends or waits for the others, in rising and in falling
+// order by turns, so that what lacks a barrier shows. Blocks come one after the other. `launch` says where threads of a
+// block wait in different places, which on a GPU would never end.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -93,14 +94,12 @@ inline int run_block() {
         makecontext(&fibers[t], thread, 0);
         waits_at[t] = 0;
     }
-    for (int alive = 1; alive;) {
-        alive = 0;
-        for (unsigned t = 0; t < blockDim.x; t++) {
-            if (waits_at[t] >= 0) {
-                threadIdx.x = t;
-                swapcontext(&scheduler, &fibers[t]);
-                alive += waits_at[t] >= 0;
-            }
+    for (int turn = 0; waits_at[0] >= 0; turn++) {
+        for (unsigned k = 0; k < blockDim.x; k++) {
+            threadIdx.x = turn % 2 ? blockDim.x - 1 - k : k;
+            swapcontext(&scheduler, &fibers[threadIdx.x]);
+        }
+        for (unsigned t = 1; t < blockDim.x; t++) {
             if (waits_at[t] != waits_at[0]) {
                 return 1;
             }

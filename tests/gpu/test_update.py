@@ -15,6 +15,21 @@ from tests.cuda.cases import *  # noqa: F403
 UPDATES = 10_000
 
 
+def test_no_device_memory_is_taken_in_steady_state(device: Device) -> None:
+    n = 1 << 20
+    update = GpuUpdate(RuleSpec.of("adam", [GroupSpan(0, n, 1.0, 0.1)], 1.0), n, device)
+    w, g, acc, out = (device.xp.zeros(n, np.float32) for _ in range(4))
+    sent = device.xp.zeros(n, np.float16)
+
+    def turn() -> int:
+        update.fold(acc, 1.0, g)
+        update.step(w, [(0.5, g)], (0.5, acc), 1.0, 1.0, 0.1, out, sent)
+        return int(device.xp.get_default_memory_pool().used_bytes())
+
+    first = turn()
+    assert {turn() for _ in range(20)} == {first}
+
+
 def test_ten_thousand_updates_from_a_side_stream(device: Device) -> None:
     """The same bits as on the CPU at the end, and at every thousandth update."""
     n = 10_007

@@ -192,6 +192,8 @@ class Follower:
         p, ended = reply.job.progress, reply.job.state in ENDED
         for event in reply.rows:
             self.seen = event.seq
+            if ended and p is not None and event is reply.rows[-1]:  # how it ended comes last
+                self._tell(*self._epochs.lines(p, ended))
             if not self._epochs.done(event):
                 self._tell(event_line(event))
             elif p is not None:

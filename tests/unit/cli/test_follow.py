@@ -118,6 +118,18 @@ def test_a_follower_tells_all_of_the_story_before_it_ends(capsys: pytest.Capture
     assert sum("epoch 1 of 3" in line for line in lines) == 1 and "warning: slow" in lines
 
 
+def test_the_last_test_is_told_before_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    ended = job("DONE", figures(epoch(0, 0.8)))
+    head = FakeHead(
+        Events(rows=[event(1, "epoch 1: ...")], job=job("RUNNING", figures(epoch(0)))),
+        Events(rows=[event(2, "DONE: 100 samples")], job=ended),
+        Events(rows=[], job=ended),
+    )
+    follower(head).wait()
+    lines = texts(capsys.readouterr().err.splitlines())
+    assert lines[-2:] == ["epoch 1 tested: accuracy 80.00 %", "DONE: 100 samples"]
+
+
 def test_a_follower_from_the_middle_tells_what_is_new(capsys: pytest.CaptureFixture[str]) -> None:
     head = FakeHead(Events(rows=[], job=job("STOPPED")), Events(rows=[], job=job("STOPPED")))
     follower(head, since=17).wait()

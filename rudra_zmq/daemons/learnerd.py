@@ -24,6 +24,7 @@ from rudra_zmq.daemons.learners import Learners
 from rudra_zmq.daemons.readiness import problems
 from rudra_zmq.errors import EXIT_UNREACHABLE, RudraError, Unreachable
 from rudra_zmq.head import files
+from rudra_zmq.net.addresses import way_to
 from rudra_zmq.net.rpc import RpcPeer
 from rudra_zmq.wire.codec import error_message
 from rudra_zmq.wire.messages import control as c
@@ -173,7 +174,8 @@ class Learnerd(Daemon):
     def _registration(self, answer: Message) -> None:
         if isinstance(answer, c.Registered):
             self._registered = self._ever = True
-            logger.info("registered", head=self._address(), slots=self._slots)
+            way = way_to(self._peer.reached) if self._peer is not None and self._peer.reached else ""
+            logger.info("registered", head=self._address(), by=way or "a socket", slots=self._slots)
             for message in list(self._unheard):
                 self._send_exit(message)
             return

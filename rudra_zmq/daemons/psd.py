@@ -37,7 +37,7 @@ from rudra_zmq.head.coordinator import Coordinator
 from rudra_zmq.head.effects import Effect, Send, StartNode, StopNode
 from rudra_zmq.head.figures import Figure
 from rudra_zmq.head.registry import Registry
-from rudra_zmq.net.addresses import PathLock, parse, port_owner
+from rudra_zmq.net.addresses import PathLock, interface_of, is_any, parse, port_owner
 from rudra_zmq.net.rpc import RpcServer
 from rudra_zmq.net.sockets import Router
 from rudra_zmq.wire.messages.data import Message
@@ -68,6 +68,7 @@ class Psd(Daemon):
         self._head: Coordinator | None = None
         self._metrics: Metrics | None = None
         self._ipc = ""
+        self._interface = ""  # IP that psd listens at; "": ipc alone
         # A cluster of one run: nobody will start this psd again, and it takes no fixed port.
         self._passing = bool(options.parent) and not options.args.lasting
 
@@ -126,13 +127,21 @@ class Psd(Daemon):
         if wanted is None or wanted.kind == "ipc":
             return self._ipc
         try:
-            return router.bind_tcp(wanted.host, wanted.port)
+            bound = router.bind_tcp(wanted.host, wanted.port)
+            self._interface = parse(bound).host
+            self._tell_interface(bound)
+            return bound
         except AlreadyRunning:
             pid = port_owner(wanted.port)
             if pid is None or not _is_psd(pid):
                 raise
             known = AlreadyRunning(f"already running as PID {pid}", where=listen, fix=f"use it, or stop it: kill {pid}")
             raise already(self.name, known) from None
+
+    def _tell_interface(self, bound: str) -> None:
+        """Which interface the address stands for: a typing error shows here, and not on another host."""
+        name = "all interfaces" if is_any(self._interface) else interface_of(self._interface) or "no interface"
+        logger.info("psd is reached", listen=self.options.settings.psd.listen, bound=bound, interface=name)
 
     def _write_endpoint(self, address: str) -> None:
         state = self.options.state
@@ -211,13 +220,17 @@ class Psd(Daemon):
         logger.info("node started", job=job, pid=child.pid, generation=spec["generation"])
 
     def _places(self, job: str) -> dict[str, object]:
-        """Where the node may listen: ipc (and its memory), or loopback ports. A private cluster takes any free ones."""
+        """Where the node may listen: ipc (and its memory) for this host; ports where psd itself is reached over tcp, at
+        the same interface, or psd.data asks for it. A private cluster takes any free ones."""
         psd = self.options.settings.psd
-        if psd.data == "tcp":
-            first, last = (0, 0) if self._passing else psd.port_range
-            return {"ipc": None, "tcp": [first, last]}
-        shm = None if psd.data == "ipc" else str(_memory(self._socket(job)))
-        return {"ipc": str(self._socket(job)), "tcp": None, "shm": shm}
+        local = psd.data != "tcp"
+        first, last = (0, 0) if self._passing else psd.port_range
+        return {
+            "ipc": str(self._socket(job)) if local else None,
+            "shm": str(_memory(self._socket(job))) if psd.data in ("auto", "shm") else None,
+            "tcp": [first, last] if self._interface or not local else None,
+            "host": self._interface or "127.0.0.1",
+        }
 
     def _socket(self, job: str) -> Path:
         return self.options.runtime / f"n-{job}.sock"

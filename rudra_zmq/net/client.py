@@ -14,7 +14,7 @@ from rudra_zmq import log
 from rudra_zmq.errors import RudraError, TimedOut
 from rudra_zmq.net.addresses import parse, probe, unreachable
 from rudra_zmq.net.sockets import Context, Dealer, make_context
-from rudra_zmq.wire.codec import WireError, decode_control, encode_control, error_of
+from rudra_zmq.wire.codec import WireError, decode_control, encode_control, error_of, other_version
 from rudra_zmq.wire.messages.control import Control, Envelope, Error
 from rudra_zmq.wire.messages.data import Message
 
@@ -125,10 +125,14 @@ class RpcClient:
             try:
                 envelope, answer = decode_control(frames)
             except WireError as error:
+                if error.reason == "version":
+                    raise other_version(error.version, self.address) from None
                 journal.warning("an answer is no message", at=self.address, detail=str(error))
                 continue
             if envelope.reply and envelope.id == id:
                 return answer
+            if not envelope.reply and isinstance(answer, Error):  # about what it could not read
+                raise error_of(answer)
             if envelope.reply and envelope.id == self._introduced and isinstance(answer, Error):
                 raise error_of(answer)
         return None

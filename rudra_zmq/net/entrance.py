@@ -1,9 +1,10 @@
-"""Where a node is reached: one ROUTER, or two where its tcp is encrypted, and who is at the other end of each.
+"""Where a node is reached: a ROUTER for this host, one for others, and who is at the other end of each.
 
 Owns the ports and keys of the data plane's server side, and the sealed channels of its peers. Must not know what a
 message says: a peer is one name, the identity that it said hello under, whichever way its messages come and go.
 
-    ipc, plain tcp    one ROUTER for everything
+    ipc               a ROUTER of its own, plain: nothing of it is ever bound to a port
+    plain tcp         a ROUTER for everything
     encrypted tcp     a ROUTER under CURVE for Hello, Welcome and the pulse;
                       a plain one that takes and sends nothing but sealed frames (wire.seal), of peers that were
                       given a channel in their Welcome
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias
 
-from rudra_zmq.errors import ConfigError, RudraError
+from rudra_zmq.errors import RudraError
 from rudra_zmq.net.addresses import parse
 from rudra_zmq.net.auth import Doorman, KeyPair
 from rudra_zmq.net.channel import Channel
@@ -31,6 +32,9 @@ from rudra_zmq.wire.messages.data import Bulk
 from rudra_zmq.wire.seal import KEY, SealError
 
 IDENTITY = 16  # bytes
+LOCAL = b"\0local/"
+"""Before the identity of who came over ipc: nobody elsewhere can take the name of one, as no identity that is chosen
+begins with a zero."""
 
 Deliver: TypeAlias = Callable[[bytes, list[Frame], str], object]
 
@@ -54,6 +58,7 @@ class Entrance:
         self._loop = loop
         self._name = name
         self._drop = drop
+        self._local: Router | None = None
         self._control: Router | None = None
         self._bulk: Router | None = None
         self._doorman: Doorman | None = None
@@ -65,30 +70,29 @@ class Entrance:
 
     def bind_ipc(self, path: str, mode: int = 0o600) -> None:
         """Raises AlreadyRunning, ConfigError."""
-        self._door().bind_ipc(path, mode)
+        if self._local is None:
+            self._local = self._context.router(f"{self._name}-local")
+        self._local.bind_ipc(path, mode)
 
     def bind_tcp(self, host: str, first: int, last: int, *, encrypted: bool, previous: Sequence[str] = ()) -> None:
         """A free port of first..last (0: the kernel's choice), better one of ``previous``; two where ``encrypted``.
 
-        Raises AlreadyRunning, ConfigError (also for ``encrypted`` beside ipc, whose socket is plain).
+        Raises AlreadyRunning, ConfigError.
         """
-        if encrypted and self._control is not None:
-            fix = "bind one of them, or set wire.encrypt = false"
-            raise ConfigError("encrypted tcp and ipc cannot be had together", where=self.addresses[0], fix=fix)
         if encrypted:
             self.keys = KeyPair.new()
             self._doorman = self._context.doorman(self._loop)
             self._bulk = self._context.router(f"{self._name}-bulk")
-        if not self._bind_again(previous):
+        if not self._bind_again(host, previous):
             self._door().bind_tcp(host, first, last)
         if self._bulk is not None:
-            self._bulk.bind_tcp(parse(self.addresses[-1]).host, first, last)
+            self._bulk.bind_tcp(host, first, last)
 
-    def _bind_again(self, previous: Sequence[str]) -> str:
+    def _bind_again(self, host: str, previous: Sequence[str]) -> str:
         for text in previous:
             with contextlib.suppress(RudraError):
                 address = parse(text)
-                if address.kind == "tcp":
+                if address.kind == "tcp" and address.host == host:
                     return self._door().bind_tcp(address.host, address.port)
         return ""
 
@@ -100,7 +104,7 @@ class Entrance:
     @property
     def addresses(self) -> list[str]:
         """Where Hello is said."""
-        return [] if self._control is None else self._control.addresses
+        return [address for router in (self._local, self._control) if router for address in router.addresses]
 
     @property
     def key(self) -> str:
@@ -112,7 +116,7 @@ class Entrance:
     def channel(self, peer: bytes) -> Bulk | None:
         """A channel for a peer that says hello, in place of the one that it had; None where nothing is encrypted."""
         self.forget(peer)
-        if self._bulk is None:
+        if self._bulk is None or peer.startswith(LOCAL):
             return None
         bulk = Bulk(
             port=parse(self._bulk.addresses[0]).port,
@@ -136,6 +140,11 @@ class Entrance:
 
         A payload may be read where it lies until the peer has acknowledged it.
         """
+        if self._local is not None and peer.startswith(LOCAL):
+            try:
+                return self._local.send(peer[len(LOCAL) :], frames, copy=len(frames) == 1)
+            except PeerGone:
+                raise PeerGone(peer) from None
         sealed = self._of.get(peer)
         if sealed is None or not sealed.used:
             return self._door().send(peer, frames, copy=len(frames) == 1)
@@ -150,7 +159,7 @@ class Entrance:
 
     def listen(self, readable: Callable[[], object]) -> None:
         """Calls back in each turn of the loop in which there is something to ``receive``."""
-        for router in (self._control, self._bulk):
+        for router in (self._local, self._control, self._bulk):
             if router is not None:
                 self._loop.on_readable(router, readable)
 
@@ -160,10 +169,18 @@ class Entrance:
         The key is empty where nothing was proved: on ipc and plain tcp, and for what came through a channel.
         """
         for _ in range(most):
+            local = self._receive_local(deliver)
             control = self._receive_control(deliver)
             bulk = self._receive_bulk(deliver)
-            if not control and not bulk:
+            if not local and not control and not bulk:
                 return
+
+    def _receive_local(self, deliver: Deliver) -> bool:
+        received = None if self._local is None else self._local.recv()
+        if received is None:
+            return False
+        deliver(LOCAL + received[0], list(received[1]), "")
+        return True
 
     def _receive_control(self, deliver: Deliver) -> bool:
         received = None if self._control is None else self._control.recv()
@@ -193,7 +210,7 @@ class Entrance:
 
     def close(self, grace: float = 0.0) -> None:
         """Ends listening; peers have ``grace`` seconds to read what was said last."""
-        for router in (self._bulk, self._control):
+        for router in (self._bulk, self._control, self._local):
             if router is not None:
                 self._loop.forget(router)
                 router.close(grace)

@@ -15,8 +15,8 @@ from rudra_zmq.net.drops import Drops
 from rudra_zmq.net.loop import Loop, Timer
 from rudra_zmq.net.retry import Backoff
 from rudra_zmq.net.sockets import Context, Dealer
-from rudra_zmq.wire.codec import WireError, decode_control, encode_control, error_message
-from rudra_zmq.wire.messages.control import Control, Envelope
+from rudra_zmq.wire.codec import WireError, decode_control, encode_control, error_message, error_of, other_version
+from rudra_zmq.wire.messages.control import Control, Envelope, Error
 from rudra_zmq.wire.messages.data import Message
 
 journal = log.get()
@@ -234,6 +234,8 @@ class RpcPeer:
                 envelope, message = decode_control(frames)
             except WireError as error:
                 self.drops.count(error.reason, str(error))
+                if error.reason == "version":
+                    self._fail_all(other_version(error.version, self.address))
                 continue
             if envelope.reply:
                 waiting = self._waiting.pop(envelope.id, None)
@@ -242,6 +244,8 @@ class RpcPeer:
                     continue
                 waiting[1].cancel()
                 waiting[0](message)
+            elif isinstance(message, Error):  # about what it could not read
+                self._fail_all(error_of(message))
             else:
                 answer = self._on_message(envelope.id, message)
                 if answer is not None and envelope.id:

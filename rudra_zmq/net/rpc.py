@@ -37,7 +37,18 @@ from rudra_zmq.net.drops import Drops
 from rudra_zmq.net.loop import Loop
 from rudra_zmq.net.peer import RpcPeer
 from rudra_zmq.net.sockets import PeerGone, Router
-from rudra_zmq.wire.codec import Buffer, WireError, clip, decode_control, encode_control, error_message
+from rudra_zmq.wire.codec import (
+    PROTOCOL,
+    Buffer,
+    WireError,
+    clip,
+    decode_control,
+    encode_control,
+    error_message,
+    in_version,
+    other_version,
+    version_of,
+)
 from rudra_zmq.wire.messages.control import Control, Envelope
 from rudra_zmq.wire.messages.data import Message
 
@@ -77,6 +88,7 @@ class RpcServer:
         self._asked: OrderedDict[str, bytes] = OrderedDict()  # request id without a reply yet -> who asked last
         self._record: OrderedDict[str, list[Buffer]] = OrderedDict()
         self._record_bytes = 0
+        self._older: OrderedDict[bytes, int] = OrderedDict()  # peer -> its version, where that is not ours
         loop.on_readable(router, self._readable)
 
     def send(self, peer: bytes, message: Message, *, id: str = "", reply: bool = False) -> bool:
@@ -114,7 +126,16 @@ class RpcServer:
         """Stops reading; the ROUTER is its owner's to close."""
         self._loop.forget(self._router)
 
+    def _note_version(self, peer: bytes, version: int) -> None:
+        """Who speaks the version before ours is answered in it."""
+        if version != PROTOCOL:
+            self._older[peer] = version
+            if len(self._older) > 10 * _RECORD:
+                self._older.popitem(last=False)
+
     def _send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        if peer in self._older:
+            frames = in_version(frames, self._older[peer])
         try:
             if self._router.send(peer, frames):
                 return True
@@ -146,7 +167,10 @@ class RpcServer:
                 envelope, message = decode_control(frames)
             except WireError as error:
                 self.drops.count(error.reason, str(error))
+                if error.reason == "version":
+                    self.send(peer, error_message(other_version(error.version, "")))
                 continue
+            self._note_version(peer, version_of(frames))
             if not envelope.reply:
                 self._request(peer, envelope.id, message)
             elif self._on_reply is not None:

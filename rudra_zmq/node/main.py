@@ -136,7 +136,7 @@ class Node:
             encrypted = self.lead.work.job.wire.encrypt
             if not encrypted:
                 self.lead.work.warn("wire.encrypt = false: weights and gradients can be read and changed on their way")
-            self._entrance.bind_tcp("127.0.0.1", *bind.tcp, encrypted=encrypted, previous=bind.previous)
+            self._entrance.bind_tcp(bind.host, *bind.tcp, encrypted=encrypted, previous=bind.previous)
         if not self._entrance.addresses:
             raise ConfigError("the node was given no place to listen at", fix="start it by psd")
 

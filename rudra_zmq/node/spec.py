@@ -21,7 +21,7 @@ Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 class Bind(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to listen: an ipc path, a range of loopback ports (first, last), addresses to try before others.
+    """Where to listen: an ipc path, ports (first, last) of ``host``, an IP, and addresses to try before others.
 
     ``shm`` is the path of the socket that hands out shared memory, beside ``ipc``; None: vectors travel in chunks.
     """
@@ -29,6 +29,7 @@ class Bind(msgspec.Struct, frozen=True, kw_only=True):
     ipc: str | None = None
     shm: str | None = None
     tcp: tuple[int, int] | None = None
+    host: str = "127.0.0.1"
     previous: list[str] = []
 
 

@@ -26,7 +26,8 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from rudra_zmq.errors import RudraError, from_wire, one_line
+from rudra_zmq import __version__
+from rudra_zmq.errors import Rejected, RudraError, from_wire, one_line
 from rudra_zmq.wire.messages.control import Control, Envelope, Error
 from rudra_zmq.wire.messages.data import Chunk, FromNode, Message, Refused, ToNode
 from rudra_zmq.wire.seal import Buffer as Buffer
@@ -36,7 +37,9 @@ Frame: TypeAlias = Buffer | SealedPayload  # as it is received
 
 MAGIC = b"RZ"
 PROTOCOL = 1
-ACCEPTED = frozenset({1})  # versions that this release understands: its own and the one before
+ACCEPTED = frozenset(
+    {PROTOCOL - 1, PROTOCOL} - {0}
+)  # versions that this release understands: its own and the one before
 PREFIX = MAGIC + bytes([PROTOCOL])
 
 CHUNK = 1 << 20  # payload bytes of a Chunk, at most
@@ -47,11 +50,13 @@ REASONS = ("prefix", "version", "frames", "size", "malformed", "field")
 
 
 class WireError(ValueError):
-    """Frames that are no message; ``reason`` is one of REASONS, so that it can be counted."""
+    """Frames that are no message; ``reason`` is one of REASONS, so that it can be counted. ``version``: that the other
+    side speaks, where that is the reason."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, version: int = 0) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
+        self.version = version
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -80,8 +85,28 @@ def _body(frame: Buffer, limit: int) -> memoryview:
     if head[:2] != MAGIC or len(head) < 3:
         raise WireError("prefix", "not a frame of rudra-zmq")
     if head[2] not in ACCEPTED:
-        raise WireError("version", f"protocol {head[2]}, this side speaks {PROTOCOL}")
+        raise WireError("version", f"protocol {head[2]}, this side speaks {PROTOCOL}", head[2])
     return memoryview(frame)[3:]
+
+
+def version_of(frames: Sequence[Buffer]) -> int:
+    """The protocol version of a message that could be decoded."""
+    return int(bytes(frames[0][2:3])[0])
+
+
+def in_version(frames: Sequence[Buffer], version: int) -> list[Buffer]:
+    """A message of ours as a peer of the version before ours takes it: what it does not know it leaves alone."""
+    return [MAGIC + bytes([version]) + bytes(frames[0][3:]), *frames[1:]]
+
+
+def other_version(version: int, where: str) -> Rejected:
+    """The error for a side whose version is none of those that this one understands."""
+    spoken = " and ".join(map(str, sorted(ACCEPTED)))
+    return Rejected(
+        f"wire versions differ: it speaks {version}, this side (rudra-zmq {__version__}) speaks {spoken}",
+        where=where,
+        fix="install releases of rudra-zmq on both that are at most one version apart, the head's first",
+    )
 
 
 def encode_data(message: Message, payload: Buffer | None = None) -> list[Buffer]:

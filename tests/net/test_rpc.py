@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from rudra_zmq.errors import NotFound, RefusedBySecurity, RudraError, TimedOut, Unreachable
+from rudra_zmq import __version__
+from rudra_zmq.errors import NotFound, RefusedBySecurity, Rejected, RudraError, TimedOut, Unreachable
 from rudra_zmq.net.loop import Loop
 from rudra_zmq.net.rpc import RpcClient, RpcServer
-from rudra_zmq.net.sockets import Dealer, make_context
+from rudra_zmq.net.sockets import Dealer, Router, make_context
+from rudra_zmq.wire import codec
 from rudra_zmq.wire.codec import REASONS, decode_control, encode_control
 from rudra_zmq.wire.messages.control import (
     DiskUse,
@@ -223,11 +225,26 @@ class TestServer:
         for _ in range(200):
             assert dealer.send([noise.randbytes(20), noise.randbytes(20)])
         psd.ask(dealer, Ok(), "what was asked?", reply=True)
+        envelope, told = psd.answer(dealer)  # of the other version: it is told
+        assert (envelope, told.code) == (Envelope("", False), "rejected")
+        assert told.message == f"wire versions differ: it speaks 9, this side (rudra-zmq {__version__}) speaks 1"
         psd.settle(dealer)
         assert set(psd.server.drops) <= set(REASONS)
         assert sum(psd.server.drops.values()) == 208
         assert psd.server.drops["version"] == 1
         assert len(psd.answers) == 1
+
+    def test_who_speaks_the_version_before_is_answered_in_it(self, net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(codec, "ACCEPTED", frozenset({1, 2}))
+        psd = Psd(net, lambda peer, id, message: Jobs(rows=[]))
+        older, ours = net.dealer(psd.address), net.dealer(psd.address)
+        assert older.send(codec.in_version(encode_control(Envelope("a", False), ListJobs()), 2))
+        psd.ask(ours, ListJobs(), "b")
+        for dealer, version, id in ((older, 2, "a"), (ours, 1, "b")):
+            until(psd.loop, lambda dealer=dealer: dealer.wait(0.0))  # type: ignore[misc]
+            frames = dealer.recv()
+            assert frames is not None
+            assert (codec.version_of(frames), decode_control(frames)) == (version, (Envelope(id, True), Jobs(rows=[])))
 
     def test_strangers_on_the_port(self, net: Net) -> None:
         psd = Psd(net, lambda peer, id, message: Ok(), "tcp")
@@ -279,6 +296,30 @@ class TestClient:
                 client.call(DiskUse(), expect=Jobs)
         assert seen.count(who) == 1
         assert seen[0] == who
+
+    def test_a_server_of_another_version_is_named_at_once(self, net: Net) -> None:
+        path = net.path()
+
+        def newer(loop: Loop) -> tuple[Router, Callable[[], object]]:
+            router = net_context.router("newer")
+            router.bind_ipc(path)
+
+            def answer() -> None:
+                while (received := router.recv()) is not None:
+                    router.send(received[0], codec.in_version(encode_control(Envelope("x", True), Ok()), 9))
+
+            loop.on_readable(router, answer)
+
+            def close() -> None:
+                loop.forget(router)
+                router.close()
+
+            return router, close
+
+        net_context = net.context("control")
+        with in_thread(newer), RpcClient(f"ipc://{path}") as client, pytest.raises(Rejected) as caught:
+            client.call(ListJobs())
+        assert "it speaks 9, this side" in str(caught.value) and path in str(caught.value)
 
     def test_a_refused_token(self, net: Net) -> None:
         def handler(peer: bytes, id: str, message: Any) -> Message | None:

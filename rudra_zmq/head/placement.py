@@ -126,7 +126,8 @@ def place(wanted: Wanted, rooms: Mapping[str, Room]) -> dict[int, Seat] | None:
 
 
 def schedule(queue: Sequence[Wanted], rooms: Mapping[str, Room]) -> Plan:
-    """Start what can start, in order; the first that cannot holds up those behind it."""
+    """Start what can start, in order; the first that waits for room holds up those behind it. One for which there
+    never will be enough (its host is banned or forgotten by now) holds up nobody."""
     left = dict(rooms)
     placed: dict[str, dict[int, Seat]] = {}
     reasons: dict[str, str] = {}
@@ -137,8 +138,9 @@ def schedule(queue: Sequence[Wanted], rooms: Mapping[str, Room]) -> Plan:
             continue
         seats = place(wanted, left)
         if seats is None:
-            blocked = wanted.job
             reasons[wanted.job] = why(wanted, left)
+            if not (unknown(wanted, rooms) or never_fits(wanted, rooms)):
+                blocked = wanted.job
             continue
         placed[wanted.job] = seats
         for host in {seat.host for seat in seats.values()}:

@@ -31,7 +31,7 @@ def hosts(cli: Cli, beat: bool, as_json: bool) -> None:
       rudra hosts
       rudra hosts -w
 
-    A host that was not heard for seven days is no longer listed.
+    A host that was not heard for seven days is no longer listed, unless it is drained or banned.
     """
     with cli.places() as places:
         head = places.head()

@@ -162,6 +162,7 @@ class Crew:
         if message.tail and message.kind != "ok":
             self._keep_tail(job, learner, message.tail)
         gone = self._settle(job, learner, message)
+        left, learner.leaving = learner.leaving, False
         if message.kind in ("error", "spawn") and not (job.ending and job.ending[0] != "DONE"):
             self._fail(job, f"{called(learner.rank)} failed: {message.text or f'status {message.status}'}", now)
         elif message.kind in ("signal", "oom"):
@@ -172,6 +173,8 @@ class Crew:
             # The job is trained: nobody is to come back.
             self._fleet.tell(host, StopLearners(job=job.id, ranks=[learner.rank], grace=0.0))
             learner.state = "left"
+        elif left and learner.state == "wanted":
+            self._provide(job, host, now)  # its host takes learners again by now
         self._changed(job)
 
     def _settle(self, job: Job, learner: Learner, message: LearnerExit) -> str:
@@ -225,12 +228,15 @@ class Crew:
         self._book.event(job.id, "W", f"{called(message.rank)} is killed: {message.reason}")
         host = self._fleet.registered(learner.host)
         stale = not learner.alive or (learner.incarnation and learner.incarnation != message.incarnation)
+        job.fences.add((message.rank, message.incarnation))
         if host is None or stale:
-            gone = LearnerGone(rank=message.rank, incarnation=message.incarnation, kind="fenced", respawn=learner.alive)
+            if not stale:
+                learner.state = "wanted"  # its host is silent, perhaps for good
+            again = learner.alive or learner.state == "wanted"
+            gone = LearnerGone(rank=message.rank, incarnation=message.incarnation, kind="fenced", respawn=again)
             if job.peer is not None:
                 self._out.append(Send(job.peer, gone))
             return
-        job.fences.add((message.rank, message.incarnation))
         kill = KillLearner(job=job.id, rank=message.rank, incarnation=message.incarnation, reason=message.reason)
         self._fleet.tell(host, kill)
 
@@ -264,9 +270,12 @@ class Crew:
         """Its learners finish their step and leave; they start elsewhere, where there is room. How many there are."""
         count = 0
         for job in self._book.live.values():
-            ranks = [learner.rank for learner in job.on(host.name) if learner.alive]
+            mine = [learner for learner in job.on(host.name) if learner.alive]
+            ranks = [learner.rank for learner in mine]
             if ranks and not job.ending and not job.done:
                 count += len(ranks)
+                for learner in mine:
+                    learner.leaving = True
                 self._book.event(job.id, "W", f"{host.name} is banned, {len(ranks)} of its processes leave")
                 self._fleet.tell(host, StopLearners(job=job.id, ranks=ranks, grace=LEAVE_S, leave=True))
         return count
@@ -289,6 +298,9 @@ class Crew:
             learner.state = "running" if pid else "backoff"
             learner.incarnation = incarnation
             learner.next = max(learner.next, incarnation + 1)
+            if pid and (rank, incarnation) in job.fences:  # while its host was silent
+                kill = KillLearner(job=job_id, rank=rank, incarnation=incarnation, reason="the node has given it up")
+                self._fleet.tell(host, kill)
         for job in list(self._book.live.values()):
             for learner in job.on(host.name):
                 if learner.alive and (job.id, learner.rank) not in seen:
@@ -298,6 +310,8 @@ class Crew:
                 self._changed(job)
             else:
                 self._provide(job, host, now)
+        if self._fleet.standing.get(host.name) == "banned":  # what it was told may be lost with its connection
+            self.banned(host)
 
     def host_lost(self, host: Host, now: float) -> None:
         """Its connection is silent, or its process dead. Only the dead take their learners with them: those of a

@@ -69,9 +69,11 @@ class Fleet:
     def register(self, peer: bytes, message: Register, now: float) -> Host:
         """A learnerd is here (again). Rejected where another living one has its name."""
         known = self.hosts.get(message.name)
-        if known is not None and known.pid != message.pid and known.peer is not None and not self._gone(known):
+        same = known is not None and (known.pid, known.boot) == (message.pid, message.boot)
+        if known is not None and not same and known.peer is not None and not self._gone(known):
+            elsewhere = "" if known.boot == message.boot else " on another machine"
             raise Rejected(
-                f"a learnerd is registered as {message.name} already, with PID {known.pid}",
+                f"a learnerd is registered as {message.name} already, with PID {known.pid}{elsewhere}",
                 fix="stop that one, or give this one another --name",
             )
         host = Host(
@@ -97,11 +99,12 @@ class Fleet:
         self.standing = {row.name: row.state for row in rows if row.state != "ready"}
 
     def forget_old(self, now: float, keep: Callable[[str], bool]) -> None:
-        """Those that were silent for seven days are no hosts of this cluster any more, unless ``keep`` says so."""
+        """Those that were silent for seven days are no hosts of this cluster any more, unless ``keep`` says so; one
+        that was drained or banned stays so."""
         for host in list(self.hosts.values()):
-            if host.peer is None and now - host.heard > FORGET_HOST_S and not keep(host.name):
+            decided = host.name in self.standing
+            if host.peer is None and now - host.heard > FORGET_HOST_S and not decided and not keep(host.name):
                 del self.hosts[host.name]
-                self.standing.pop(host.name, None)
 
     def differences(self, names: Iterable[str]) -> str:
         """ "torch 2.9.0 on a, 2.8.1 on b, c": what differs between hosts of what a gradient is made by; "" if nothing.

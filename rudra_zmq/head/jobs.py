@@ -48,6 +48,7 @@ class Learner:
     state: str = "wanted"
     incarnation: int = 0
     device: str = ""
+    leaving: bool = False  # its host was banned, and it was told so
 
     @property
     def seat(self) -> Seat:

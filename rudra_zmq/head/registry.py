@@ -265,12 +265,16 @@ class Registry:
             self._db.execute("DELETE FROM jobs WHERE id = ?", (job,))
 
     def see_host(self, row: HostRow) -> None:
-        """Remember a learnerd; those not seen for seven days are forgotten."""
+        """Remember a learnerd; those not seen for seven days are forgotten, unless somebody
+        has drained or banned them."""
         self._loose(
             "INSERT OR REPLACE INTO hosts (name, last_seen, row) VALUES (?, ?, ?)",
             (row.name, row.last_seen, msgspec.msgpack.encode(row)),
         )
-        self._loose("DELETE FROM hosts WHERE last_seen < ?", (row.last_seen - FORGET_HOST_S,))
+        kept = {other.name for other in self.hosts(row.last_seen)}
+        for (name,) in self._rows("SELECT name FROM hosts"):
+            if name not in kept:
+                self._loose("DELETE FROM hosts WHERE name = ?", (name,))
 
     # ---------------------------------------------------------------------------------------- reading
 
@@ -358,14 +362,15 @@ class Registry:
         return found
 
     def hosts(self, now: float | None = None) -> list[HostRow]:
-        """Learnerds seen in the last seven days; ``free`` is 0, the coordinator knows better."""
+        """Learnerds seen in the last seven days, drained and banned ones for ever; ``free`` is 0, the coordinator knows
+        better."""
         since = (time.time() if now is None else now) - FORGET_HOST_S
-        rows = self._rows(
-            "SELECT row FROM hosts WHERE last_seen >= ? ORDER BY name",
-            (since,),
-        )
-        found = (_decoded(row[0], HostRow) for row in rows)
-        return [msgspec.structs.replace(row, free=0, free_devices=0, silent=True) for row in found if row is not None]
+        found = (_decoded(row[0], HostRow) for row in self._rows("SELECT row FROM hosts ORDER BY name"))
+        return [
+            msgspec.structs.replace(row, free=0, free_devices=0, silent=True)
+            for row in found
+            if row is not None and (row.last_seen >= since or row.state != "ready")
+        ]
 
 
 def _schema_of(path: Path, db: sqlite3.Connection) -> int:

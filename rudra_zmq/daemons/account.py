@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import pwd
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,13 +50,20 @@ class Account:
             raise RudraError(f"cannot be given to {self.name}: {error.strerror}", where=str(path), fix=fix) from None
 
     def lend_tree(self, folder: Path) -> str:
-        """The same for a folder and all in it, to write into as well; says what went wrong, or ""."""
+        """The same for a folder and what of it is ours, to write into as well; says what went wrong, or "".
+
+        What learners have written there is theirs, links included: it is left as it is.
+        """
         try:
-            for root, _, names in os.walk(folder):
-                self.lend(Path(root), 0o770)
+            for root, folders, names in os.walk(folder):
+                if os.lstat(root).st_uid == os.geteuid():
+                    self.lend(Path(root), 0o770)
+                else:
+                    folders.clear()
                 for path in (Path(root, name) for name in names):
-                    if not path.is_symlink():
-                        self.lend(path, 0o770 if path.stat().st_mode & 0o100 else 0o660)
+                    found = path.lstat()
+                    if found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode):
+                        self.lend(path, 0o770 if found.st_mode & 0o100 else 0o660)
         except RudraError as error:
             return str(error)
         except OSError as error:

@@ -222,7 +222,9 @@ def test_a_stop_leaves_nothing_and_the_job_goes_on_at_the_next_start(machine: Ma
     for unit in DAEMONS:
         assert (machine.show(unit, "ActiveState"), machine.show(unit, "Result")) == ("inactive", "success")
     machine("systemctl", "start", "rudra.target")
-    until(lambda: updates(machine, "long") > before, "that it goes on")
+    resumed = until(lambda: updates(machine, "long"), "its progress")
+    until(lambda: updates(machine, "long") > max(before, resumed), "that it goes on")
+    until(lambda: "RUNNING" in machine.say("rudra", "status", "long", user="ann"), "that it runs")
     assert "100000" in machine("rudra", "show", "long", user="ann").stdout
     machine("rudra", "stop", "long", user="ann")
 

@@ -33,7 +33,9 @@ def test_the_environment_is_the_accounts_own() -> None:
     assert env == {"HOME": "/var/lib/rudra/job", "USER": "rudra-job", "LOGNAME": "rudra-job", "PATH": "/bin"}
 
 
-def test_what_is_lent_can_be_read_or_written_by_the_group_alone(tmp_path: Path) -> None:
+def test_what_is_lent_can_be_read_or_written_by_the_group_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whom = Account("me", os.getuid(), os.getgid(), (), "/")
     (tmp_path / "code/deep").mkdir(parents=True)
     (tmp_path / "code/deep/run").write_text("")
@@ -44,5 +46,11 @@ def test_what_is_lent_can_be_read_or_written_by_the_group_alone(tmp_path: Path) 
     assert whom.lend_tree(tmp_path / "code") == ""
     modes = {p.name: p.lstat().st_mode & 0o777 for p in (tmp_path / "code").rglob("*") if not p.is_symlink()}
     assert modes == {"deep": 0o770, "run": 0o770, "a": 0o660} and os.stat("/etc/passwd").st_mode == before
+    # What a learner wrote there is its own: a job that goes on finds it.
+    (tmp_path / "code/theirs").write_text("")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    (tmp_path / "code/theirs").chmod(0o604)
+    assert whom.lend_tree(tmp_path / "code") == ""
+    assert (tmp_path / "code/theirs").stat().st_mode & 0o777 == 0o604
     whom.lend_file(tmp_path / "log")
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o660

@@ -87,8 +87,8 @@ def read_file(folder: Path, path: str, offset: int, limit: int) -> FileData:
     """
     real = resolve(folder, path)
     try:
-        fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+        fd = _open(Path(os.path.realpath(folder)), real)
+    except (OSError, ValueError):
         raise _missing(folder, path) from None
     try:
         info = os.fstat(fd)
@@ -96,6 +96,21 @@ def read_file(folder: Path, path: str, offset: int, limit: int) -> FileData:
             raise _missing(folder, path)
         data = os.pread(fd, min(limit, MAX_READ), offset)
         return FileData(data=data, inode=info.st_ino, size=info.st_size)
+    finally:
+        os.close(fd)
+
+
+def _open(base: Path, real: Path) -> int:
+    """A descriptor of ``real`` below ``base``. No link is followed: learners, which may be another user's, could put
+    one into the way after it was looked at."""
+    *folders, name = real.relative_to(base).parts
+    fd = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            inner = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        return os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
     finally:
         os.close(fd)
 

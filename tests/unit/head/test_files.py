@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rudra_zmq.errors import NotFound, RefusedBySecurity
-from rudra_zmq.head import bundles
+from rudra_zmq.head import bundles, files
 from rudra_zmq.head.files import list_files, read_file, remove_folder, usage
 from rudra_zmq.paths import JobFolder
 
@@ -87,3 +87,16 @@ def test_remove_is_whole_and_repeatable(folder: Path) -> None:
     remove_folder(folder)
     assert not folder.exists()
     assert (folder.parent / "secret").exists()
+
+
+def test_a_link_that_comes_after_the_look_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "job"
+    outside.mkdir()
+    (outside / "token").write_text("secret")
+    (folder / "output").mkdir(parents=True)
+    (folder / "output/own").write_text("mine")
+    assert read_file(folder, "output/own", 0, 100).data == b"mine"
+    (folder / "output/deep").symlink_to(outside)
+    monkeypatch.setattr(files, "resolve", lambda folder, path: folder / path)  # as if it had been a folder then
+    with pytest.raises(NotFound):
+        read_file(folder, "output/deep/token", 0, 100)

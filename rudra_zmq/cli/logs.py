@@ -118,19 +118,15 @@ def logs(
         reader = Reader(found.place, found.row.job, _wanted(found.place, found.row.job, learner), begin, pattern)
         for line in reader.first(tail, last=not follow):
             _write(line, as_json)
-        while follow:
-            state = reader.state()  # asked before the read, so that the last lines are not missed
-            for line in reader.more(last=state in ENDED):
+        if follow:
+            for line in reader.rest():
                 _write(line, as_json)
-            if state in ENDED:
-                _tell_away(reader)
-                note(f"job {found.row.job} is {state}")
-                return EXIT_JOB_FAILED if state == "FAILED" else 0
-            if isinstance(reader.place, DownCluster):
+            if reader.status not in ENDED:
                 raise down(found.row)
-            time.sleep(BEAT_S)
         _tell_away(reader)
-    return 0
+        if follow:
+            note(f"job {found.row.job} is {reader.status}")
+    return EXIT_JOB_FAILED if reader.status == "FAILED" else 0
 
 
 def _tell_away(reader: Reader) -> None:
@@ -211,6 +207,8 @@ class Reader:
         self.place, self.job, self.wanted, self.since, self.pattern = place, job, wanted, since, pattern
         self.sources: dict[str, Source] = {}
         self.away: dict[str, set[str]] = {}  # why -> files that could not be read at the last look
+        self.status = ""  # the job's state at the last look of ``rest``
+        self._behind = False  # the head did not answer at the last look
         self._lost: float | None = None
 
     def state(self) -> str:
@@ -246,8 +244,19 @@ class Reader:
             source.fresh = True
         return chain(heapq.merge(*ours, key=lambda line: line.stamp), *raw)
 
+    def rest(self, beat: float = BEAT_S) -> Iterator[Line]:
+        """Lines as they come, to the end of the job; or to that of its cluster, where ``status`` is none of an end."""
+        while True:
+            self.status = self.state()  # asked before the read, so that the last lines are not missed
+            over = self.status in ENDED
+            yield from self.more(last=over)
+            if (over and not self._behind) or isinstance(self.place, DownCluster):
+                return
+            time.sleep(beat)
+
     def more(self, last: bool) -> Iterator[Line]:
         """Lines that came since; nothing while the head does not answer."""
+        self._behind = False
         try:
             there = self._look()
             self.away.clear()
@@ -257,6 +266,7 @@ class Reader:
         except (Unreachable, TimedOut):
             if not isinstance(self.place, Head):
                 raise
+            self._behind = True
 
     def _read_there(self, source: Source, last: bool) -> Iterator[Line]:
         """As ``_read``; a host that is away holds up no other one."""

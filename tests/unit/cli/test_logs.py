@@ -192,6 +192,32 @@ def test_a_host_that_is_away_holds_up_no_other_and_loses_nothing(place: Folder) 
     assert shown(read.more(last=False)) == ["0| a2"] and not read.away
 
 
+class Fading(Folder):
+    """It says that the job has ended, and is away for the look after that."""
+
+    ended = False
+
+    def files(self, job: str) -> list[tuple[str, int]]:
+        if self.state == "DONE" and not self.ended:
+            self.ended = True
+            raise TimedOut("nobody")
+        return super().files(job)
+
+
+def test_the_last_lines_are_waited_for_where_the_head_is_away_just_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Fading(tmp_path)
+    monkeypatch.setattr(logs, "Head", Fading)
+    place.write("learner-0.out", "a\n")
+    read = reader(place)  # type: ignore[arg-type]
+    assert shown(read.first(None, last=False)) == ["0| a"]
+    place.write("learner-0.out", "the last words")
+    place.state = "DONE"
+    assert shown(read.rest(0.0)) == ["0| the last words"]
+    assert read.status == "DONE"
+
+
 def test_files_that_did_not_grow_are_not_asked_for(place: Folder) -> None:
     for rank in range(20):
         place.write(f"learner-{rank}.out", "x\n")

@@ -51,21 +51,31 @@ def need(folder: paths.JobFolder, name: str) -> None:
 
 def needed(folder: paths.JobFolder) -> str:
     """The bundle that a job needs, or ""."""
-    with contextlib.suppress(OSError, ValueError):
-        name = folder.bundle.read_text("ascii")
-        return name if NAME.fullmatch(name) else ""
+    with contextlib.suppress(OSError):
+        return _marked(folder)
     return ""
 
 
+def _marked(folder: paths.JobFolder) -> str:
+    try:
+        name = folder.bundle.read_bytes().decode("ascii", "replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    return name if NAME.fullmatch(name) else ""
+
+
 def collect(state: Path, removed: str = "", now: float | None = None) -> None:
-    """Remove what no job of this state folder needs: ``removed`` (a removed job's) at once, the rest when it is old."""
+    """Remove what no job of this state folder needs: ``removed`` (a removed job's) at once, the rest when it is old.
+
+    Where it cannot be read what a job needs, everything stays.
+    """
     now = time.time() if now is None else now
     try:
         there = [entry for entry in os.scandir(paths.bundles_folder(state)) if entry.is_file(follow_symlinks=False)]
         jobs = list(os.scandir(state / "jobs")) if there and (state / "jobs").is_dir() else []
+        wanted = {_marked(paths.JobFolder(Path(entry.path))) for entry in jobs}
     except OSError:
         return
-    wanted = {needed(paths.JobFolder(Path(entry.path))) for entry in jobs}
     for entry in there:
         with contextlib.suppress(OSError):
             if entry.name not in wanted and (entry.name == removed or now - entry.stat().st_mtime > FORGET_S):

@@ -6,6 +6,7 @@ Owns authentication and the requests of the command line. Must not know: sockets
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import time
@@ -117,19 +118,21 @@ class Coordinator:
     def begin(self, now: float) -> list[Effect]:
         """Take up what a predecessor left: nothing stays "running" that nobody runs."""
         self._fleet.born = now
-        bundles.collect(self._state)
         self._fleet.recall(self._registry.hosts(self._book.wall()))
         for stored in self._registry.unfinished(sorted(life.ENDED)):
             try:
                 job = self._book.load(stored)
-                self._book.folder(stored.id).make()
-            except RudraError as error:
-                reason = f"it cannot be taken up again: {error.message}"
+                folder = self._book.folder(stored.id).make()
+                if job.bundle and bundles.needed(folder) != job.bundle:  # a power cut: the registry outlives more
+                    bundles.need(folder, job.bundle)
+            except (OSError, RudraError) as error:
+                reason = f"it cannot be taken up again: {error.message if isinstance(error, RudraError) else error}"
                 self._book.live.pop(stored.id, None)
                 self._registry.update(stored.id, state="LOST", reason=reason, ended=self._book.wall())
                 self._book.event(stored.id, "E", f"LOST: {reason}")
                 continue
             self._course.take_up(job, now)
+        bundles.collect(self._state)
         return self._effects()
 
     def handle(self, peer: bytes, request: str, message: Message, now: float) -> list[Effect]:
@@ -392,6 +395,8 @@ class Coordinator:
             folder.job_toml.write_text(toml, "utf-8")
         except (OSError, RudraError) as error:
             self._registry.remove(job)
+            with contextlib.suppress(OSError):
+                files.remove_folder(self._book.folder(job).root)
             if isinstance(error, RudraError):
                 raise
             reason = error.strerror or "it cannot be made"

@@ -137,6 +137,7 @@ def _read_table(file: BinaryIO, total: int) -> list[_Row]:
 def _unpack_one(file: BinaryIO, work: Path, row: _Row) -> Iterator[None]:
     path, size, executable = row
     place = work / path
+    work.stat()  # a job that was removed meanwhile gets no new folder
     place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(place, flags, 0o755 if executable else 0o644), "wb") as out:

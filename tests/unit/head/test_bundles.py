@@ -134,6 +134,37 @@ def test_what_nobody_needs_goes_after_an_hour(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "bundles").iterdir()] == ["a" * 64]
 
 
+def test_where_it_cannot_be_read_what_a_job_needs_nothing_goes(tmp_path: Path) -> None:
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles" / CODE.name).write_bytes(b"x")
+    JobFolder(tmp_path / "jobs" / "abc123").make().bundle.mkdir()
+    bundles.collect(tmp_path, CODE.name)
+    assert [p.name for p in (tmp_path / "bundles").iterdir()] == [CODE.name]
+
+
+def test_an_unfinished_job_keeps_its_code_though_the_mark_of_it_was_lost(world: World) -> None:
+    put(world)
+    job = submit(world)
+    mark = JobFolder(world.state / "jobs" / job).bundle
+    mark.write_bytes(b"")  # as a power cut leaves it
+    os.utime(world.state / "bundles" / CODE.name, (1.0, 1.0))
+    world.restart_head()
+    assert there(world) == [CODE.name] and mark.read_text() == CODE.name
+
+
+def test_a_job_whose_folder_cannot_be_written_leaves_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(world)
+
+    def full(path: Path, *args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        refused = world.cli(c.Submit(request="r", name="x", toml=TOML.format(count=2), cwd="/", code_hash=CODE.name))
+    assert isinstance(refused, c.Error) and "No space left" in refused.message
+    assert list((world.state / "jobs").iterdir()) == []
+
+
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     coming = bundles.Incoming(tmp_path, CODE.name, len(CODE.data))
     full = os.open("/dev/full", os.O_WRONLY)

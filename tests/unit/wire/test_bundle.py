@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,17 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(RudraError):
         list(bundle.unpack(file, made.name, other))
     assert not (tmp_path / "nowhere").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_a_job_that_is_removed_while_its_code_is_unpacked_stays_removed(tmp_path: Path) -> None:
+    code = bundle.make([bundle.Entry(f"d{i}/x.py", b"1", False) for i in range(5)])
+    (tmp_path / "b").write_bytes(code.data)
+    job = tmp_path / "jobs" / "abc123"
+    job.mkdir(parents=True)
+    steps = bundle.unpack(tmp_path / "b", code.name, job / "code")
+    while not list(job.iterdir()):
+        next(steps)
+    shutil.rmtree(job)
+    with pytest.raises(RudraError, match="cannot be unpacked"):
+        list(steps)
+    assert not job.exists()

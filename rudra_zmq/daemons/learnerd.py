@@ -37,6 +37,7 @@ LAST_WORDS_S = 2.0
 FIRST_CONTACT_S = 60.0  # then a daemon that was never heard gives up, and its supervisor starts it again
 REMIND_S = 60.0
 RETRY_S = 5.0
+QUIET_S = 2.0  # at the start, when psd may be just being started too
 DEVICES_S = 10.0
 MOST_UNHEARD = 1000
 
@@ -57,6 +58,7 @@ class Learnerd(Daemon):
         self._peer: RpcPeer | None = None
         self._registered = False
         self._ever = False
+        self._began = self.loop.now()
         self._wanted = False  # the connection ends because we want a new one
         self._unheard: list[c.LearnerExit] = []
         self._problem = RudraError("psd was not reached")
@@ -206,6 +208,10 @@ class Learnerd(Daemon):
         fix = "start it: rudra up (or systemctl start rudra-psd), or name another with --head"
         self._problem = Unreachable(f"psd cannot be reached: {reason}", where=self._address(), fix=fix)
         if not self.stopping:
+            self._complain()
+
+    def _complain(self) -> None:
+        if self.loop.now() - self._began > QUIET_S:
             logger.limited(self._reminder, "warning", str(self._problem))
 
     def _give_up(self) -> None:
@@ -220,7 +226,7 @@ class Learnerd(Daemon):
         if self._registered:
             self._peer.request(c.HostPing(), self._pinged, timeout=10.0)
         elif not self._peer.connected and not self.stopping:
-            logger.limited(self._reminder, "warning", str(self._problem))
+            self._complain()
             if (address := self._address()) != self._peer.address:
                 self._reconnect(address)
 

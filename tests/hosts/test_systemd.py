@@ -19,6 +19,12 @@ pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())
 
 DAEMONS = ("rudra-psd", "rudra-learnerd")
 USERS = ("rudra", "rudra-learnerd", "rudra-job")
+NEW_KEY = """
+import os
+from rudra_zmq.net.auth import KeyPair
+os.umask(0o077)
+open("/etc/rudra/keys/psd.key", "w").write(KeyPair.new().secret)
+"""
 TRAINS = """
 import os, sys, torch
 import torch.nn.functional as F
@@ -157,6 +163,25 @@ def test_the_journal_has_priorities_and_a_reload_is_in_it(machine: Machine) -> N
     assert "1 host" in machine.show("rudra-psd", "StatusText")
     done = machine("rudra", "reload")
     assert "psd (PID" in done.stdout and "learnerd (PID" in done.stdout and "log.level" in done.stdout
+
+
+def test_a_key_is_handed_over_and_its_absence_is_no_hindrance(machine: Machine) -> None:
+    def environment() -> str:
+        return machine.say("sh", "-c", f"tr '\\0' '\\n' </proc/{pid(machine, 'rudra-psd')}/environ")
+
+    key = machine.tree / "etc/rudra/keys/psd.key"
+    handed = "/run/credentials/rudra-psd.service/psd.key"
+    assert machine("cat", handed).stdout == "none"
+    try:
+        machine("/opt/rudra/venv/bin/python", "-c", NEW_KEY)
+        machine("systemctl", "restart", "rudra-psd")
+        assert f"CREDENTIALS_DIRECTORY={os.path.dirname(handed)}" in environment()
+        assert machine("cat", handed).stdout == key.read_text()
+        machine("runuser", "-u", "rudra", "--", "cat", handed)
+        machine("runuser", "-u", "rudra-job", "--", "cat", handed, status=1)
+    finally:
+        key.unlink(missing_ok=True)
+        machine("systemctl", "restart", "rudra-psd")
 
 
 def test_a_psd_that_is_killed_is_started_again(machine: Machine) -> None:

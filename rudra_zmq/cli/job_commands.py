@@ -47,7 +47,7 @@ timeout_option = click.option("--timeout", callback=duration, metavar="TIME", he
 
 @command("submit", cls=TargetCommand)
 @click.option("--follow", is_flag=True, help="Watch it to its end; Ctrl-C detaches.")
-@click.option("--dry-run", is_flag=True, help="Print the effective job file and stop.")
+@click.option("--dry-run", is_flag=True, help="Print the job file, where it would run and the memory it needs; stop.")
 @json_option
 @quiet_option
 @target_arguments
@@ -74,9 +74,9 @@ def submit(
     tell_notes(loaded)
     code = pack_job(loaded.job)
     if dry_run:
-        from rudra_zmq.cli.run import print_job
+        from rudra_zmq.cli.plan import dry_run as show_plan
 
-        return print_job(loaded, code, as_json)
+        return show_plan(cli, loaded, code, as_json)
     with cli.places() as places:
         head = places.head()
         job = head.submit(submission(loaded, bundle=code.name if code else ""), code)

@@ -72,13 +72,20 @@ def run_private(cli: Cli, loaded: LoadedJob, message: Submit, code: Bundle | Non
         return follow_private(cluster, job, as_json, quiet)
 
 
+def job_as_object(loaded: LoadedJob, code: Bundle | None) -> dict[str, Any]:
+    """The effective job file, and what would go with it, for --json."""
+    from rudra_zmq.config import job_to_toml
+
+    goes = None if code is None else {"sha256": code.name, "bytes": len(code.data)}
+    return {"toml": job_to_toml(loaded.job), "origins": dict(loaded.origins), "code": goes}
+
+
 def print_job(loaded: LoadedJob, code: Bundle | None, as_json: bool) -> int:
     """The effective job file, and what would go with it."""
     from rudra_zmq.config import job_to_toml
 
     if as_json:
-        goes = None if code is None else {"sha256": code.name, "bytes": len(code.data)}
-        emit_json({"toml": job_to_toml(loaded.job), "origins": dict(loaded.origins), "code": goes})
+        emit_json(job_as_object(loaded, code))
     else:
         if code is not None:
             note(f"code {code.name[:12]}: {size(len(code.data))}")

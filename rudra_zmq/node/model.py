@@ -38,6 +38,36 @@ def update_threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
+def slots_of(job: JobFile) -> int:
+    """Vectors that are kept for the gradients of each learner."""
+    return slots_needed(job.sync.protocol, job.learners.most, job.sync.n)
+
+
+def demand(job: JobFile, layout: Layout, spec: RuleSpec | None) -> Demand:
+    """``spec`` None: a script's optimizer, which nobody knows yet; there is room for the greediest."""
+    up, down = forms(job.wire, layout)
+    rule = max(RULES, key=lambda name: len(RULES[name].state)) if spec is None else spec.rule
+    most = job.learners.most
+    return Demand(
+        weights=layout.nbytes,
+        version=down.nbytes,
+        masters=0 if down.codec == "float32" else 2,
+        slot=up.nbytes,
+        residuals=8 * layout.P if up.codec == "topk" else 0,
+        slots=slots_of(job),
+        state=4 * layout.P * len(RULES[rule].state),
+        rule="optimizer" if spec is None else rule,
+        accumulator=4 * layout.P if may_fold(job.sync.protocol, most, job.sync.n) else 0,
+        queue=min(WINDOW * CHUNK, max(up.nbytes, down.nbytes)),
+        most=most,
+        protocol=job.sync.protocol,
+        tests=job.kind == "task",
+        snapshots=job.servers.snapshot != "none",
+        backup=job.sync.backup,
+        decoded=4 * layout.P if up.codec in ("int8", "topk") else 0,
+    )
+
+
 class Model:
     """Raises Rejected (one line) where the signature has no layout, or the job file's rule does not fit it.
 
@@ -103,31 +133,10 @@ class Model:
 
     @property
     def _slots(self) -> int:
-        return slots_needed(self.job.sync.protocol, self.job.learners.most, self.job.sync.n)
+        return slots_of(self.job)
 
     def _demand(self, spec: RuleSpec | None) -> Demand:
-        """``spec`` None: a script's optimizer, which nobody knows yet; there is room for the greediest."""
-        job, nbytes = self.job, self.layout.nbytes
-        rule = max(RULES, key=lambda name: len(RULES[name].state)) if spec is None else spec.rule
-        most = job.learners.most
-        return Demand(
-            weights=nbytes,
-            version=self.down.nbytes,
-            masters=0 if self.down.codec == "float32" else 2,
-            slot=self.up.nbytes,
-            residuals=8 * self.layout.P if self.up.codec == "topk" else 0,
-            slots=self._slots,
-            state=4 * self.layout.P * len(RULES[rule].state),
-            rule="optimizer" if spec is None else rule,
-            accumulator=4 * self.layout.P if may_fold(job.sync.protocol, most, job.sync.n) else 0,
-            queue=min(WINDOW * CHUNK, max(self.up.nbytes, self.down.nbytes)),
-            most=most,
-            protocol=job.sync.protocol,
-            tests=job.kind == "task",
-            snapshots=job.servers.snapshot != "none",
-            backup=job.sync.backup,
-            decoded=4 * self.layout.P if self.up.codec in ("int8", "topk") else 0,
-        )
+        return demand(self.job, self.layout, spec)
 
     # -------------------------------------------------------------------------------------- snapshot
 

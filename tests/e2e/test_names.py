@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import tomli
+
 from tests.e2e.harness import Rudra, job_file
 
 SCRIPT = """\
@@ -45,3 +47,31 @@ def test_one_refusal_names_everything_that_is_missing(rudra: Rudra, tmp_path: Pa
     for key in ("python.ml", "paths.in", "paths.out"):
         assert f"{key} is not set here. Fix: add {key} = " in done.err
     assert "node (PID" not in done.err
+
+
+def test_a_dry_run_shows_where_a_job_would_go_and_the_memory_it_needs(rudra: Rudra, tmp_path: Path) -> None:
+    text = '[job]\ntask = "rudra_zmq.tasks.fashion_mnist:cnn"\n[learners]\ncount = 3\n'
+    file = job_file(tmp_path, text)
+    assert "# it would wait: no psd answers: " in rudra("submit", "--dry-run", file).out
+    rudra("up")
+    try:
+        out = rudra("submit", "--dry-run", file).out
+        shown, comments = out.split("\n\n# ", 1)
+        assert tomli.loads(out) == tomli.loads(shown)  # what is printed can be submitted
+        assert comments.splitlines()[1].split()[2:4] == ["0,1,2", "cpu"]
+        found = rudra("submit", "--dry-run", "--json", file).json
+        (row,) = found["placement"]
+        (name,) = [h["name"] for h in rudra("hosts", "--json").json["hosts"]]
+        assert (row["host"], row["ranks"], row["problems"]) == (name, [0, 1, 2], [])
+        learner = found["memory"]["learner"]
+        assert row["memory"] == 3 * learner and row["memory_free"] > 10 * learner
+        assert found["memory"]["servers"] == sum(found["memory"]["parts"].values())
+        lacking = job_file(tmp_path, text + '[job.task_args]\ndata = "{path:in}"\n', "lacking.toml")
+        refused = rudra("submit", "--dry-run", lacking, status=2)
+        assert f"# host {name}: paths.in is not set here. Fix: " in refused.out
+        assert rudra("jobs", "--json").json["jobs"] == []
+        job = rudra("submit", "--follow", "--json", "-s", "job.task_args.limit=3000", file).json
+        status = rudra("status", "--json", job["job"]).json
+        assert status["memory_budget"] == found["memory"]["servers"]
+    finally:
+        rudra("down")

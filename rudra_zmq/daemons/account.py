@@ -44,31 +44,48 @@ class Account:
             os.chown(path, -1, self.gid)
             os.chmod(path, mode)
         except OSError as error:
-            fix = (
-                f"make this user a member of the group {self.name}" if error.errno == errno.EPERM else "see the folder"
-            )
-            raise RudraError(f"cannot be given to {self.name}: {error.strerror}", where=str(path), fix=fix) from None
+            raise self._refused(path, error) from None
+
+    def _refused(self, path: Path, error: OSError) -> RudraError:
+        fix = f"make this user a member of the group {self.name}" if error.errno == errno.EPERM else "see the folder"
+        return RudraError(f"cannot be given to {self.name}: {error.strerror}", where=str(path), fix=fix)
 
     def lend_tree(self, folder: Path) -> str:
         """The same for a folder and what of it is ours, to write into as well; says what went wrong, or "".
 
-        What learners have written there is theirs, links included: it is left as it is.
+        What learners have written there is theirs, links included: it is left as it is. They may write there while
+        we walk, so each thing is opened, looked at and lent by its descriptor, never by a name that they can turn into
+        a link to what is ours elsewhere.
         """
         try:
-            for root, folders, names in os.walk(folder):
-                if os.lstat(root).st_uid == os.geteuid():
-                    self.lend(Path(root), 0o770)
+            for _, folders, names, here in os.fwalk(folder):
+                if os.fstat(here).st_uid == os.geteuid():
+                    self._lend(here, 0o770)
                 else:
                     folders.clear()
-                for path in (Path(root, name) for name in names):
-                    found = path.lstat()
-                    if found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode):
-                        self.lend(path, 0o770 if found.st_mode & 0o100 else 0o660)
-        except RudraError as error:
-            return str(error)
+                for name in names:
+                    self._lend_named(name, here)
         except OSError as error:
-            return f"{folder} cannot be given to {self.name}: {error.strerror}"
+            return str(self._refused(folder, error))
         return ""
+
+    def _lend_named(self, name: str, folder: int) -> None:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOENT, errno.EACCES, errno.ENXIO):
+                return  # a link, gone, theirs, a socket
+            raise
+        try:
+            found = os.fstat(fd)
+            if found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                self._lend(fd, 0o770 if found.st_mode & 0o100 else 0o660)
+        finally:
+            os.close(fd)
+
+    def _lend(self, fd: int, mode: int) -> None:
+        os.fchown(fd, -1, self.gid)
+        os.fchmod(fd, mode)
 
     def lend_file(self, path: Path) -> None:
         """Make a file that the account may write, in a folder that it may not."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pwd
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +56,29 @@ def test_what_is_lent_can_be_read_or_written_by_the_group_alone(
     assert (tmp_path / "code/theirs").stat().st_mode & 0o777 == 0o604
     whom.lend_file(tmp_path / "log")
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o660
+
+
+def test_a_file_that_becomes_a_link_while_it_is_looked_at_gives_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whom = Account("me", os.getuid(), os.getgid(), (), "/")
+    secret, file = tmp_path / "token", tmp_path / "code/a"
+    secret.write_text("")
+    secret.chmod(0o600)
+    file.parent.mkdir()
+    file.write_text("")
+
+    def swapping(look: Any) -> Any:
+        def looked(*args: Any) -> os.stat_result:
+            found: os.stat_result = look(*args)
+            if stat.S_ISREG(found.st_mode) and not os.path.islink(file):
+                file.unlink()
+                file.symlink_to(secret)
+            return found
+
+        return looked
+
+    monkeypatch.setattr(Path, "lstat", swapping(Path.lstat))
+    monkeypatch.setattr(os, "fstat", swapping(os.fstat))
+    assert whom.lend_tree(file.parent) == ""
+    assert stat.S_IMODE(os.stat(secret).st_mode) == 0o600

@@ -20,6 +20,7 @@ from rudra_zmq.daemons import hardware
 from rudra_zmq.daemons.account import account
 from rudra_zmq.daemons.base import Daemon, Options, launch, log_piece, machine_mark, parser
 from rudra_zmq.daemons.code import Code
+from rudra_zmq.daemons.devices import Devices
 from rudra_zmq.daemons.learners import Learners
 from rudra_zmq.daemons.readiness import problems
 from rudra_zmq.errors import EXIT_UNREACHABLE, RudraError, Unreachable
@@ -38,7 +39,6 @@ FIRST_CONTACT_S = 60.0  # then a daemon that was never heard gives up, and its s
 REMIND_S = 60.0
 RETRY_S = 5.0
 QUIET_S = 2.0  # at the start, when psd may be just being started too
-DEVICES_S = 10.0
 MOST_UNHEARD = 1000
 
 
@@ -53,7 +53,7 @@ class Learnerd(Daemon):
         self._settings = options.settings.host
         self._host = self._settings.host_name
         self._slots = self._settings.slot_count
-        self._absent: tuple[str, ...] = ()
+        self._devices = Devices(self.loop, self._settings.device_names, self._devices_differ)
         self._versions = hardware.versions()
         self._peer: RpcPeer | None = None
         self._registered = False
@@ -64,7 +64,6 @@ class Learnerd(Daemon):
         self._problem = RudraError("psd was not reached")
         self._reminder = log.RateLimiter(REMIND_S)
         self._code = Code(self.loop, options.state, self._ask)
-        self._missing = log.RateLimiter(REMIND_S)
         self._learners = Learners(
             self.loop,
             self.supervisor,
@@ -84,7 +83,7 @@ class Learnerd(Daemon):
         logger.info(
             "learnerd runs", pid=os.getpid(), host=self._host, slots=self._slots, devices=devices, version=__version__
         )
-        self._look_for_devices()
+        self._devices.begin()
         self._peer = RpcPeer(
             self.loop,
             self.context,
@@ -95,24 +94,11 @@ class Learnerd(Daemon):
             on_lost=self._lost,
         )
         self.loop.every(1.0, self._beat)
-        self.loop.every(DEVICES_S, self._devices_again)
         self.loop.after(FIRST_CONTACT_S, self._give_up)
 
-    def _look_for_devices(self) -> None:
-        """A GPU that was declared and is not there is waited for: nothing takes its place."""
-        self._absent = hardware.absent(self._settings.device_names)
-        if self._absent:
-            fix = "see nvidia-smi, or correct host.devices"
-            names = " ".join(self._absent)
-            logger.limited(self._missing, "warning", "waiting for devices that are not there", devices=names, fix=fix)
-
-    def _devices_again(self) -> None:
-        if not self._absent:
-            return
-        before = self._absent
-        self._look_for_devices()
-        if self._absent != before:
-            logger.info("devices have come", devices=" ".join(set(before) - set(self._absent)))
+    def _devices_differ(self) -> None:
+        """The head hears of them with our next registration."""
+        if not self.stopping:
             self._reconnect(self._address())
 
     # ---------------------------------------------------------------------------------------- the head
@@ -157,7 +143,7 @@ class Learnerd(Daemon):
             versions=self._versions,
             labels=list(self._settings.labels),
             devices=list(self._settings.device_names),
-            absent=list(self._absent),
+            absent=list(self._devices.absent),
             reached=self._peer.reached,
             running=self._running(),
         )

@@ -247,13 +247,14 @@ def status(cli: Cli, job: str, beat: bool, as_json: bool) -> None:
 
 
 def _show_status(found: Found, as_json: bool, clear: bool) -> JobRow:
-    row = found.place.get(found.row.job).row
+    reply = found.place.get(found.row.job)
+    row = reply.row
     if as_json:
-        emit_json(job_object(row))
+        emit_json(job_object(row) | {"refused": reply.refused})
         return row
     events = story(found.place, row.job)[-3:]
     with screen() if clear else contextlib.nullcontext():
-        print_status(row, [event_line(e) for e in events])
+        print_status(row, [event_line(e) for e in events], reply.refused)
     return row
 
 

@@ -25,8 +25,10 @@ from rudra_zmq.errors import NotFound, NotRunning, RudraError, TimedOut, Unreach
 from rudra_zmq.head import bundles
 from rudra_zmq.head.files import list_files, read_file, remove_folder, usage
 from rudra_zmq.head.registry import Registry
+from rudra_zmq.net import keys
 from rudra_zmq.net.addresses import parse
 from rudra_zmq.net.client import RpcClient
+from rudra_zmq.net.handshake import Curve, explain
 from rudra_zmq.wire.bundle import MOST_BYTES, Bundle
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages.data import Message
@@ -61,11 +63,11 @@ class Place(Protocol):
 class Head:
     """A psd that answers at ``address``."""
 
-    def __init__(self, address: str, token_file: Path, *, run: Path | None = None) -> None:
-        """``run``: the folder of the private cluster whose psd this is."""
+    def __init__(self, address: str, token_file: Path, *, run: Path | None = None, curve: Curve = None) -> None:
+        """``run``: the folder of the private cluster whose psd this is. With ``curve`` no token is needed."""
         self.address, self.run, self.of_run = address, run, run is not None
-        token = paths.read_token(token_file)
-        self._rpc = RpcClient(address, whoami=c.Whoami(token=token))
+        token = "" if curve is not None else paths.read_token(token_file)
+        self._rpc = RpcClient(address, whoami=c.Whoami(token=token), curve=curve)
 
     def close(self) -> None:
         self._rpc.close()
@@ -136,6 +138,16 @@ class Head:
     def read_log(self, host: str, offset: int, limit: int) -> c.LogData:
         """Of the learnerd on ``host``, or ("") of psd."""
         return self._call(c.ReadLog(host=host, offset=offset, limit=limit), expect=c.LogData, timeout=CALL_S)
+
+    def keys(self) -> c.Keys:
+        return self._call(c.ListKeys(), expect=c.Keys, timeout=CALL_S)
+
+    def do(self, message: c.AuthorizeKey | c.RevokeKey | c.ForgetHost) -> str:
+        """Carry out; what the head says of it."""
+        return self._call(message, expect=c.Ok, timeout=CALL_S).text
+
+    def invite(self, message: c.Invite) -> c.Keys:
+        return self._call(message, expect=c.Keys, timeout=CALL_S)
 
     def hosts(self) -> list[c.HostRow]:
         return self._call(c.ListHosts(), expect=c.Hosts, timeout=CALL_S).rows
@@ -282,8 +294,10 @@ class Places:
             os.environ.get("RUDRA_TOKEN_FILE") or (endpoint or {}).get("token_file") or paths.token_file(state)
         )
         try:
-            place = Head(address, token)
+            place = Head(address, token, curve=keys.curve_to(address, self.settings.head.key, "user"))
         except NotFound as error:
+            if (refused := explain(parse(address), None, None)) is not None:
+                raise refused from None
             fix = f"name the token file of the psd at {address} with RUDRA_TOKEN_FILE"
             raise NotFound(error.message, where=error.where, fix=fix) from None
         self._open.append(place)

@@ -65,6 +65,7 @@ def job_object(row: JobRow) -> dict[str, Any]:
         "learners": [msgspec.to_builtins(e) for e in p.learners],
         "weights": p.weights or None,
         "folder": row.folder,
+        "owner": row.owner,
         "created": utc(row.created),
         "started": utc(row.started),
         "ended": utc(row.ended),
@@ -144,8 +145,8 @@ def _protocol(p: Progress) -> str:
     return f"{p.n}-softsync" if p.protocol == "softsync" else p.protocol
 
 
-def print_status(row: JobRow, last_events: list[str]) -> None:
-    """One screen of a job."""
+def print_status(row: JobRow, last_events: list[str], refused: dict[str, int] | None = None) -> None:
+    """One screen of a job. ``refused``: what psd did not let in, by reason."""
     p = row.progress or Progress(state=row.state)
     ended = row.state in ENDED
     say(f"job       {row.job} {row.name}")
@@ -155,8 +156,12 @@ def print_status(row: JobRow, last_events: list[str]) -> None:
         say(f"ended     {local(row.ended)} ({ago(row.ended)})")
     if p.protocol:
         _print_figures(p, ended)
+    if row.owner:
+        say(f"owner     {row.owner}")
     if row.folder:
         say(f"folder    {row.folder}")
+    if refused:
+        say("psd       refused " + ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items())))
     if last_events:
         say()
         for line in last_events:

@@ -15,6 +15,7 @@ from rudra_zmq.config.job import Section
 
 class HeadSection(Section, frozen=True):
     address: kinds.Address = ""
+    key: kinds.PublicKey = ""
 
 
 class PsdSection(Section, frozen=True):

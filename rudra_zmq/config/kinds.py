@@ -175,7 +175,7 @@ Snapshot: TypeAlias = Annotated[str, Says(f'"auto", "none" or {_A_DURATION}', _i
 
 # ---- rudra.toml
 
-_TCP = re.compile(r"tcp://(localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]):([0-9]{1,5})")
+_TCP = re.compile(r"tcp://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]{0,254}):([0-9]{1,5})")
 _IPC = re.compile(r"ipc:///[^\0]+")
 _PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 
@@ -204,22 +204,22 @@ def parse_listen(text: str) -> tuple[str, int] | None:
     return host, int(port)
 
 
-def _is_local(lowest_port: int) -> Fits:
+def _is_address(lowest_port: int) -> Fits:
     def fits(value: str) -> bool:
         tcp = _TCP.fullmatch(value)
         if tcp is not None:
-            return lowest_port <= int(tcp[2]) <= 65535
+            return lowest_port <= int(tcp[1]) <= 65535
         return value == "" or _IPC.fullmatch(value) is not None
 
     return fits
 
 
-_LOCAL = (
-    'an address of this machine, such as "tcp://127.0.0.1:7733" or "ipc:///PATH": without keys, which this'
-    " version has not, nothing is bound or dialled beyond it"
-)
-Address: TypeAlias = Annotated[str, Says(_LOCAL, _is_local(1))]
-BindAddress: TypeAlias = Annotated[str, Says(_LOCAL, _is_local(0))]
+_AN_ADDRESS = 'an address such as "tcp://ps0.example.org:7733", "tcp://[::1]:7733" or "ipc:///PATH"'
+Address: TypeAlias = Annotated[str, Says(_AN_ADDRESS, _is_address(1))]
+BindAddress: TypeAlias = Annotated[str, Says(_AN_ADDRESS, _is_address(0))]
+PublicKey: TypeAlias = Annotated[
+    str, Says("64 hex digits, as `rudra keys list` prints them", _matches(re.compile(r"[0-9a-f]{64}")))
+]
 Listen: TypeAlias = Annotated[
     str,
     Says(

@@ -25,7 +25,9 @@ from rudra_zmq.daemons.learners import Learners
 from rudra_zmq.daemons.readiness import problems
 from rudra_zmq.errors import EXIT_UNREACHABLE, RudraError, Unreachable
 from rudra_zmq.head import files
+from rudra_zmq.net import keys
 from rudra_zmq.net.addresses import way_to
+from rudra_zmq.net.handshake import Curve
 from rudra_zmq.net.rpc import RpcPeer
 from rudra_zmq.wire.codec import error_message
 from rudra_zmq.wire.messages import control as c
@@ -92,6 +94,7 @@ class Learnerd(Daemon):
             on_connect=self._register,
             on_message=self._message,
             on_lost=self._lost,
+            curve=self._curve,
         )
         self.loop.every(1.0, self._beat)
         self.loop.after(FIRST_CONTACT_S, self._give_up)
@@ -121,6 +124,10 @@ class Learnerd(Daemon):
             or paths.psd_endpoint(self.options.runtime)
         )
 
+    def _curve(self) -> Curve:
+        """Read each time, as the address is."""
+        return keys.curve_to(self._address(), self.options.settings.head.key, "learnerd")
+
     def _token(self) -> str:
         """Read each time: psd may be started after us, and make it then."""
         given = self.options.args.token_file or os.environ.get("RUDRA_TOKEN_FILE", "")
@@ -130,7 +137,7 @@ class Learnerd(Daemon):
     def _register(self) -> None:
         assert self._peer is not None
         try:
-            token = self._token()
+            token = "" if self._curve() is not None else self._token()
         except RudraError as error:
             self._not_registered(error)
             return
@@ -192,7 +199,8 @@ class Learnerd(Daemon):
         if self._wanted:
             return
         fix = "start it: rudra up (or systemctl start rudra-psd), or name another with --head"
-        self._problem = Unreachable(f"psd cannot be reached: {reason}", where=self._address(), fix=fix)
+        unreachable = Unreachable(f"psd cannot be reached: {reason}", where=self._address(), fix=fix)
+        self._problem = (self._peer.problem if self._peer is not None else None) or unreachable
         if not self.stopping:
             self._complain()
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,8 +37,12 @@ from rudra_zmq.errors import AlreadyRunning
 from rudra_zmq.head.coordinator import Coordinator
 from rudra_zmq.head.effects import Effect, Send, StartNode, StopNode
 from rudra_zmq.head.figures import Figure
+from rudra_zmq.head.keyring import Origin
 from rudra_zmq.head.registry import Registry
-from rudra_zmq.net.addresses import PathLock, interface_of, is_any, parse, port_owner
+from rudra_zmq.net import keys
+from rudra_zmq.net.addresses import Address, PathLock, interface_of, is_any, parse, port_owner
+from rudra_zmq.net.auth import KEY_CHARACTERS, Doorman, KeyPair, Verdict, to_hex
+from rudra_zmq.net.handshake import Failure
 from rudra_zmq.net.rpc import RpcServer
 from rudra_zmq.net.sockets import Router
 from rudra_zmq.wire.messages.data import Message
@@ -49,6 +54,14 @@ logger = log.get()
 
 TICK_S = 0.25
 _LINE = re.compile(r"\d{4}-\d\d-\d\dT\S+Z ([DIWE]) \S+ (.*)")
+_SAID: dict[Failure, str] = {
+    "unknown-key": "a key that nobody authorised",
+    "revoked-key": "a key that was revoked, or an invitation that is used up",
+    "no-key": "a connection without a key",
+    "wrong-server-key": "a connection that was meant for another key than psd's",
+    "malformed": "a connection that spoke no ZeroMQ",
+    "cut": "a connection that broke off",
+}
 GRACE_S = 0.2  # for peers to read the last replies
 
 
@@ -69,6 +82,7 @@ class Psd(Daemon):
         self._metrics: Metrics | None = None
         self._ipc = ""
         self._interface = ""  # IP that psd listens at; "": ipc alone
+        self._doorman: Doorman | None = None
         # A cluster of one run: nobody will start this psd again, and it takes no fixed port.
         self._passing = bool(options.parent) and not options.args.lasting
 
@@ -80,9 +94,13 @@ class Psd(Daemon):
         paths.check_ipc_path(self._socket("000000"))
         for left in runtime.glob("n-??????.sock"):
             _clear(left)
-        self._router = self.context.router("psd")
-        address = self._bind(self._router)
+        pair = keys.load("psd") if self._wanted_tcp() else None
         self._registry = Registry.open(paths.registry_file(state))
+        self._router = self.context.router("psd")
+        if pair is not None:
+            self._doorman = self.context.doorman(self.loop, self._admit)
+        self._router.count_failures(self.loop, self._refused)
+        address = self._bind(self._router, pair)
         self._head = Coordinator(
             self._registry,
             state,
@@ -91,6 +109,8 @@ class Psd(Daemon):
             boot=machine_mark(),
             lives=is_alive,
             log_piece=log_piece,
+            public="" if pair is None else to_hex(pair.public),
+            bound=self._bound,
             suspend_as="STOPPED" if self._passing else "PENDING",
         )
         self._server = RpcServer(self.loop, self._router, self._handle, on_reply=self._answered, on_gone=self._gone)
@@ -114,8 +134,26 @@ class Psd(Daemon):
         assert self._head is not None and self._server is not None
         return self._head.figures(self._server.drops, self.loop.now())
 
-    def _bind(self, router: Router) -> str:
-        """The address for people and learnerds; nodes have an ipc socket in any case."""
+    def _wanted_tcp(self) -> bool:
+        return self.options.settings.psd.listen.startswith("tcp://")
+
+    def _bound(self) -> list[str]:
+        return [address for address in self._router.addresses if address.startswith("tcp:")] if self._router else []
+
+    def _admit(self, key: str) -> Verdict:
+        """The door's question, before a connection under CURVE is let in."""
+        return 400 if self._head is None else self._head.keyring.verdict(to_hex(key), time.time())
+
+    def _refused(self, failure: Failure) -> None:
+        """A connection ended before it had begun."""
+        if self._head is not None:
+            self._head.refusal(failure, _SAID[failure])
+
+    def _bind(self, router: Router, pair: KeyPair | None) -> str:
+        """The address for the people and learnerds of this machine; nodes have an ipc socket in any case.
+
+        With a key tcp takes none but keys, and this machine's own use ipc; without one only loopback is bound.
+        """
         listen = self.options.settings.psd.listen
         wanted = parse(listen) if listen else None
         own = paths.psd_endpoint(self.options.runtime).removeprefix("ipc://")
@@ -126,11 +164,18 @@ class Psd(Daemon):
             raise already(self.name, error) from None
         if wanted is None or wanted.kind == "ipc":
             return self._ipc
+        if pair is not None:
+            router.secure(pair)
+        elif not keys.is_loopback(wanted):
+            here = Address("tcp", host="127.0.0.1", port=wanted.port)
+            fix = "make psd a key (rudra keys new psd) and start it again"
+            logger.warning("there is no key, so only loopback is bound", wanted=listen, bound=str(here), fix=fix)
+            wanted = here
         try:
             bound = router.bind_tcp(wanted.host, wanted.port)
             self._interface = parse(bound).host
             self._tell_interface(bound)
-            return bound
+            return bound if pair is None else self._ipc
         except AlreadyRunning:
             pid = port_owner(wanted.port)
             if pid is None or not _is_psd(pid):
@@ -157,11 +202,17 @@ class Psd(Daemon):
 
     def _handle(self, peer: bytes, request: str, message: Message) -> None:
         assert self._head is not None
-        self._do(self._head.handle(peer, request, message, self.loop.now()))
+        self._do(self._head.handle(peer, request, message, self.loop.now(), self._origin()))
 
     def _answered(self, peer: bytes, request: str, message: Message) -> None:
         assert self._head is not None
-        self._do(self._head.answered(peer, request, message, self.loop.now()))
+        self._do(self._head.answered(peer, request, message, self.loop.now(), self._origin()))
+
+    def _origin(self) -> Origin:
+        """Of the message at hand."""
+        assert self._router is not None
+        user = self._router.user
+        return Origin(to_hex(user) if len(user) == KEY_CHARACTERS else user, self._router.uid)
 
     def _gone(self, peer: bytes) -> None:
         assert self._head is not None
@@ -277,6 +328,8 @@ class Psd(Daemon):
             if self._server is not None:
                 self._server.close()
             self._router.close(GRACE_S if self._server is not None else 0.0)
+        if self._doorman is not None:
+            self._doorman.close()
         if self._registry is not None:
             self._registry.close()
 

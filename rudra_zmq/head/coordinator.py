@@ -1,7 +1,7 @@
 """The head: messages in, effects out. Who may say what, and the answer to every request.
 
 Owns authentication and the requests of the command line. Must not know: sockets and processes; time is an argument
-(monotonic seconds). The course of a job is course's, learners are crew's, hosts are fleet's.
+(monotonic seconds). The course of a job is course's, learners are crew's, hosts are fleet's, keys are keydesk's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import os
+import pwd
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from rudra_zmq.head.effects import Effect, Send
 from rudra_zmq.head.figures import Figure, figures
 from rudra_zmq.head.fleet import Fleet, Host
 from rudra_zmq.head.jobs import MOST_LISTED, Book, Job, wanted_of
+from rudra_zmq.head.keydesk import KeyDesk
+from rudra_zmq.head.keyring import HERE, Grade, Keyring, Origin, allows, local_grade
 from rudra_zmq.head.placement import never_fits, unknown
 from rudra_zmq.head.registry import Registry
 from rudra_zmq.head.roster import Roster
@@ -44,11 +47,18 @@ MOST_NAMED = 3
 
 @dataclass
 class _Peer:
-    """A connection that said who it is: ``role`` cli, learnerd or node (then ``name`` is its host or job)."""
+    """A connection that said who it is: ``role`` cli, learnerd or node (then ``name`` is its host or job).
+
+    ``key``: the one that it proved, "" on this machine; ``grade`` and ``owner``: of a cli, what it may do and whose
+    the jobs are that it submits.
+    """
 
     role: str
     name: str
     heard: float
+    key: str = ""
+    grade: Grade = "read"
+    owner: str = ""
 
 
 Handler: TypeAlias = Callable[[bytes, str, Any, float], Message | None]
@@ -68,17 +78,25 @@ class Coordinator:
         lives: Callable[[int], bool],
         log_piece: Callable[[c.ReadLog], c.LogData],
         wall: Callable[[], float] = time.time,
+        public: str = "",
+        bound: Callable[[], list[str]] = list,
         suspend_as: c.JobState = "PENDING",
     ) -> None:
+        """``public``: psd's own key, "" where it has none; ``bound``: the addresses that take keys."""
         self._registry, self._state, self._token = registry, state, token
         self._out: list[Effect] = []
         self._peers: dict[bytes, _Peer] = {}
-        self.refused = 0
+        self.refused: dict[str, int] = {}
+        self.keyring = Keyring(registry)
         self._limit = log.RateLimiter(10.0)
         self._different = log.RateLimiter(600.0)
         self._fleet = Fleet(self._out, boot=boot, lives=lives, shared=suspend_as == "STOPPED")
         self._book = Book(registry, state, self._out, address, wall)
         self._course = Course(self._book, self._fleet, self._out, suspend_as=suspend_as)
+        desk = self._desk = KeyDesk(
+            self.keyring, registry, self._fleet, public=public, bound=bound, refused=lambda: self.refused,
+            evict=self._evict, wall=wall,
+        )  # fmt: skip
         self._uploads = bundles.Uploads(state)
         self._shelf = Shelf(self._book, self._fleet, self._out, log_piece)
         self._roster = Roster(self._book, self._fleet, self._course, self._out)
@@ -98,6 +116,11 @@ class Coordinator:
             c.ListFiles: ("cli", self._shelf.list_files),
             c.ReadFile: ("cli", self._shelf.read_file),
             c.ReadLog: ("cli", self._shelf.read_log),
+            c.AuthorizeKey: ("cli", desk.authorize),
+            c.RevokeKey: ("cli", desk.revoke),
+            c.ListKeys: ("cli", desk.show),
+            c.Invite: ("cli", desk.invite),
+            c.ForgetHost: ("cli", desk.forget),
             c.HostPing: ("learnerd", self._host_ping),
             c.GetBundle: ("learnerd", self._get_bundle),
             c.LearnerStarted: ("learnerd", self._learner_started),
@@ -135,10 +158,10 @@ class Coordinator:
         bundles.collect(self._state)
         return self._effects()
 
-    def handle(self, peer: bytes, request: str, message: Message, now: float) -> list[Effect]:
+    def handle(self, peer: bytes, request: str, message: Message, now: float, origin: Origin = HERE) -> list[Effect]:
         """A request or a notice of a peer. What is refused is counted, and answered where an answer is due."""
         try:
-            reply = self._dispatch(peer, request, message, now)
+            reply = self._dispatch(peer, request, message, now, origin)
         except RudraError as error:
             reply = error_message(error)
         except Exception as error:  # a bug must not take the head down: the peer is told, the log has it
@@ -152,9 +175,10 @@ class Coordinator:
         if request:
             self._out.append(Send(peer, message, request, reply=True))
 
-    def answered(self, peer: bytes, key: str, message: Message, now: float) -> list[Effect]:
+    def answered(self, peer: bytes, key: str, message: Message, now: float, origin: Origin = HERE) -> list[Effect]:
         """A reply to a request of ours."""
-        if self._fleet.of(peer) is None:
+        known = self._peers.get(peer)
+        if self._fleet.of(peer) is None or known is None or known.key != origin.key:
             self._refuse("a reply of a stranger")
         else:
             self._fleet.heard(peer, now)
@@ -163,6 +187,10 @@ class Coordinator:
 
     def gone(self, peer: bytes, now: float) -> list[Effect]:
         """The connection is no more."""
+        self._lose(peer, now)
+        return self._effects()
+
+    def _lose(self, peer: bytes, now: float) -> None:
         self._peers.pop(peer, None)
         self._book.forget(peer)
         host = self._fleet.of(peer)
@@ -172,7 +200,6 @@ class Coordinator:
         for job in self._book.live.values():
             if job.peer == peer:
                 job.peer = None
-        return self._effects()
 
     def node_exited(self, job_id: str, status: int, words: str, now: float) -> list[Effect]:
         """A node's process ended; ``words`` is the last thing it wrote."""
@@ -225,27 +252,33 @@ class Coordinator:
             jobs=self._registry.counts(),
             live=list(self._book.live.values()),
             hosts=self._roster.rows(now),
-            refused=self.refused,
+            refused=sum(self.refused.values()),
             dropped=dropped,
         )
 
     # ---------------------------------------------------------------------------------------- who is it
 
-    def _dispatch(self, peer: bytes, request: str, message: Message, now: float) -> Message | None:
+    def _dispatch(self, peer: bytes, request: str, message: Message, now: float, origin: Origin) -> Message | None:
+        key = self._key_of(origin)
         if isinstance(message, c.Whoami):
-            return self._whoami(peer, message, now)
+            return self._whoami(peer, message, now, origin, key)
         if isinstance(message, c.Register):
-            self._register(peer, request, message, now)
+            self._register(peer, request, message, now, key)
             return None
         if isinstance(message, c.NodeHello):
-            self._node_hello(peer, request, message, now)
+            self._node_hello(peer, request, message, now, key)
             return None
+        if isinstance(message, c.Join) and key is not None:
+            return self._desk.join(key.key, message, now)
         known = self._peers.get(peer)
-        if known is None:
+        if known is None or known.key != origin.key:
             raise self._refuse("this connection has not said who it is")
         role, handler = self._handlers.get(type(message), ("", None))
         if handler is None or role != known.role:
             raise self._refuse(f"a {known.role} may not send {type(message).__name__}")
+        if role == "cli" and not allows(known.grade, type(message)):
+            fix = "ask for another role: rudra keys authorize KEY NAME --role ROLE, on the head"
+            raise self._refuse(f"a key with the role {known.grade} may not do this", "role", fix)
         known.heard = now
         if role == "learnerd":
             self._fleet.heard(peer, now)
@@ -253,31 +286,75 @@ class Coordinator:
             self._course.heard(known.name, now)
         return handler(peer, request, message, now)
 
-    def _refuse(self, why: str) -> RefusedBySecurity:
-        self.refused += 1
-        logger.limited(self._limit, "warning", "refused", why=why, refused=self.refused)
-        return RefusedBySecurity(why, fix="give the token of psd's own token file (--token-file)")
+    def _key_of(self, origin: Origin) -> c.KeyRow | None:
+        """The key that a message came under, None where it came from this machine."""
+        if not origin.key:
+            return None
+        row = self.keyring.live(origin.key, self._book.wall())
+        if row is None:
+            fix = "have it authorised again: rudra keys authorize KEY NAME, on the head"
+            raise self._refuse(f"the key {origin.key[:8]} was revoked", "revoked-key", fix)
+        return row
 
-    def _know(self, peer: bytes, role: str, name: str, now: float) -> None:
+    def refusal(self, reason: str, why: str) -> None:
+        """Count what was not let in. ``reason``: one of few words of ours."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        logger.limited(self._limit, "warning", "refused", why=why, refused=sum(self.refused.values()))
+
+    def _refuse(
+        self, why: str, reason: str = "stranger", fix: str = "give the token of psd's own token file (--token-file)"
+    ) -> RefusedBySecurity:
+        self.refusal(reason, why)
+        return RefusedBySecurity(why, fix=fix)
+
+    def _evict(self, key: str, why: str, now: float) -> int:
+        """End all that a key has open; how many connections that were."""
+        peers = [peer for peer, known in self._peers.items() if known.key == key]
+        for peer in peers:
+            error = error_message(RefusedBySecurity(why, fix="ask who runs the head"))
+            for request in self._book.waiting(peer):
+                self._answer(peer, request, error)
+            host = self._fleet.of(peer)
+            if host is not None:
+                host.dead = True  # what it runs is no longer ours
+            self._lose(peer, now)
+        return len(peers)
+
+    def _know(
+        self, peer: bytes, role: str, name: str, now: float, key: str = "", grade: Grade = "read", owner: str = ""
+    ) -> None:
         if len(self._peers) >= MOST_PEERS:
             self._peers.pop(min(self._peers, key=lambda p: self._peers[p].heard))
-        self._peers[peer] = _Peer(role, name, now)
+        self._peers[peer] = _Peer(role, name, now, key, grade, owner)
 
     def _forget_idle(self, now: float) -> None:
         for peer in [p for p, known in self._peers.items() if now - known.heard > IDLE_S]:
             del self._peers[peer]
 
-    def _whoami(self, peer: bytes, message: c.Whoami, now: float) -> Message:
-        if not hmac.compare_digest(message.token.encode(), self._token.encode()):
+    def _check_token(self, token: str) -> None:
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
             raise self._refuse("the token is not this psd's")
-        self._know(peer, "cli", "", now)
+
+    def _whoami(self, peer: bytes, message: c.Whoami, now: float, origin: Origin, key: c.KeyRow | None) -> Message:
+        if key is None:
+            self._check_token(message.token)
+            self._know(peer, "cli", "", now, "", local_grade(origin.uid, os.getuid()), _local_name(origin.uid))
+        elif key.role in ("host", "invite"):
+            raise self._refuse(f"the key of {key.name} is {key.role}'s, not a person's", "role", "use your own key")
+        else:
+            self._know(peer, "cli", "", now, key.key, key.role, key.name)
         return c.Ok(text=__version__)
 
-    def _register(self, peer: bytes, request: str, message: c.Register, now: float) -> None:
-        if not hmac.compare_digest(message.token.encode(), self._token.encode()):
-            raise self._refuse("the token is not this psd's")
+    def _register(self, peer: bytes, request: str, message: c.Register, now: float, key: c.KeyRow | None) -> None:
+        if key is None:
+            self._check_token(message.token)
+        elif key.role != "host":
+            fix = "on the head: rudra keys authorize KEY NAME --role host"
+            raise self._refuse(f"the key of {key.name} has the role {key.role}, not host", "role", fix)
+        else:  # a host is its key, whatever it calls itself
+            message = msgspec.structs.replace(message, name=key.name)
         host = self._fleet.register(peer, message, now)
-        self._know(peer, "learnerd", message.name, now)
+        self._know(peer, "learnerd", message.name, now, "" if key is None else key.key)
         self._book.see_host(self._fleet.row(host, {}, self._book.wall(), now))
         logger.info("learnerd registered", host=host.name, pid=host.pid, slots=host.slots, reached=host.reached)
         if different := self._fleet.differences(name for name, other in self._fleet.hosts.items() if other.peer):
@@ -287,13 +364,15 @@ class Coordinator:
         self._course.crew.registered(host, message.running, now)
         self._course.schedule(now)
 
-    def _node_hello(self, peer: bytes, request: str, message: c.NodeHello, now: float) -> None:
+    def _node_hello(self, peer: bytes, request: str, message: c.NodeHello, now: float, key: c.KeyRow | None) -> None:
+        if key is not None and key.role != "host":
+            raise self._refuse(f"the key of {key.name} has the role {key.role}, not host", "role", "use a host's key")
         job = self._book.live.get(message.job)
         if job is None or not hmac.compare_digest(message.token.encode(), job.token.encode()):
             raise self._refuse("no node of that job and token is awaited")
         if message.generation != job.generation or not job.node_runs:
             raise self._refuse(f"a node of generation {message.generation} is not awaited")
-        self._know(peer, "node", job.id, now)
+        self._know(peer, "node", job.id, now, "" if key is None else key.key)
         self._answer(peer, request, c.Ok())
         self._course.hello(job, peer, message, now)
 
@@ -377,6 +456,7 @@ class Coordinator:
             again=message.again,
             state="PENDING",
             now=self._book.wall(),
+            owner=self._peers[peer].owner,
         )
         if new:
             self._make(job_id, message.toml, message.code_hash if file.run.code else "")
@@ -408,12 +488,20 @@ class Coordinator:
 
     def _get_job(self, peer: bytes, request: str, message: c.GetJob, now: float) -> Message:
         reply = self._registry.get(message.job)
-        return msgspec.structs.replace(reply, row=self._book.current(reply.row))
+        return msgspec.structs.replace(reply, row=self._book.current(reply.row), refused=dict(self.refused))
 
     def _get_events(self, peer: bytes, request: str, message: c.GetEvents, now: float) -> None:
         self._book.ask(peer, request, message, now)
 
+    def _check_owner(self, peer: bytes, job: str) -> None:
+        """A job is told what to do by its owner, or by who may do all."""
+        known, row = self._peers[peer], self._book.row(job)
+        if known.grade != "admin" and known.owner != row.owner:
+            text = f"job {row.job} belongs to {row.owner or 'nobody'}, not to {known.owner}"
+            raise self._refuse(text, "owner", f"ask {row.owner or 'an admin'}, or use an admin's key")
+
     def _stop_job(self, peer: bytes, request: str, message: c.StopJob, now: float) -> Message:
+        self._check_owner(peer, message.job)
         job = self._book.live.get(message.job)
         if job is None:
             row = self._book.row(message.job)
@@ -423,6 +511,7 @@ class Coordinator:
         return c.Ok(text=text)
 
     def _resume_job(self, peer: bytes, request: str, message: c.ResumeJob, now: float) -> Message:
+        self._check_owner(peer, message.job)
         row = self._book.row(message.job)
         if row.job in self._book.live:
             return c.Ok(text=f"job {row.job} is {row.state} already")
@@ -434,6 +523,7 @@ class Coordinator:
         return c.Ok(text=f"job {row.job} goes on from its newest snapshot")
 
     def _remove_job(self, peer: bytes, request: str, message: c.RemoveJob, now: float) -> Message:
+        self._check_owner(peer, message.job)
         row = self._book.row(message.job)
         if row.job in self._book.live or life.step(row.state, "remove") is None:
             fix = f"`rudra stop {row.job}` first"
@@ -452,6 +542,16 @@ class Coordinator:
             self._fleet.tell(host, c.RemoveJob(job=row.job))
         away = ", ".join(name for name, host in hosts.items() if host is None)
         return c.Ok(text=f"what {away} keeps of it stays, its learnerd is away" if away else "")
+
+
+def _local_name(uid: int) -> str:
+    """The owner of what a process of this machine submits; no name of a key looks like it."""
+    if uid < 0:
+        uid = os.getuid()
+    try:
+        return f"local:{pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"local:{uid}"
 
 
 def _brief(row: c.JobRow) -> c.JobRow:

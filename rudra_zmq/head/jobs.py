@@ -291,6 +291,10 @@ class Book:
         """When ``expire`` has something to do."""
         return min((w.deadline for w in self._waiters), default=None)
 
+    def waiting(self, peer: bytes) -> list[str]:
+        """Requests of a peer that wait for something to tell."""
+        return [w.id for w in self._waiters if w.peer == peer]
+
     def forget(self, peer: bytes) -> None:
         """The peer is gone: nobody waits there."""
         self._waiters = [w for w in self._waiters if w.peer != peer]

@@ -26,9 +26,9 @@ import msgspec
 
 from rudra_zmq.errors import NotFound, RudraError
 from rudra_zmq.head.ranks import Seat
-from rudra_zmq.wire.messages.control import EventRow, HostRow, JobReply, JobRow, Progress
+from rudra_zmq.wire.messages.control import EventRow, HostRow, JobReply, JobRow, KeyRow, Progress
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 EVENTS_PER_READ = 500
 BYTES_PER_READ = 1 << 18
 T = TypeVar("T")
@@ -55,7 +55,8 @@ CREATE TABLE jobs (
     generation INTEGER NOT NULL DEFAULT 0,
     incarnation INTEGER NOT NULL DEFAULT 1,
     hosts TEXT NOT NULL DEFAULT '{}',
-    progress BLOB
+    progress BLOB,
+    owner TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX jobs_name ON jobs (name, n);
 CREATE TABLE events (
@@ -75,7 +76,21 @@ CREATE TABLE hosts (
     row BLOB NOT NULL
 );
 """
-_STEPS = ((2, "DROP TABLE hosts;" + _HOSTS),)  # what an older file lacks, by the version that brought it
+_KEYS = """
+CREATE TABLE keys (
+    public TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    role TEXT NOT NULL,
+    added REAL NOT NULL,
+    expires REAL NOT NULL DEFAULT 0,
+    revoked REAL NOT NULL DEFAULT 0
+);
+"""
+_OWNER = "ALTER TABLE jobs ADD COLUMN owner TEXT NOT NULL DEFAULT '';"
+_STEPS = (
+    (2, "DROP TABLE hosts;" + _HOSTS),
+    (3, _OWNER + _KEYS),
+)  # what an older file lacks, by the version that brought it
 
 _MEND = "check the folder's owner and space; a torn file: stop psd and move it away (the jobs' folders stay)"
 _SET = frozenset({"state", "reason", "started", "ended", "generation", "incarnation"})
@@ -108,6 +123,7 @@ class Registry:
         self.path = path
         self._db = db
         self._fix = fix
+        self._schema = _schema_of(path, db)
 
     @classmethod
     def open(cls, path: Path) -> Registry:
@@ -131,7 +147,9 @@ class Registry:
     @staticmethod
     def _migrate(path: Path, db: sqlite3.Connection) -> None:
         known = _schema_of(path, db)
-        script = _SCHEMA + _HOSTS if known == 0 else "".join(step for version, step in _STEPS if version > known)
+        script = (
+            _SCHEMA + _HOSTS + _KEYS if known == 0 else "".join(step for version, step in _STEPS if version > known)
+        )
         if script:
             db.executescript(f"BEGIN; {script} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
 
@@ -207,6 +225,7 @@ class Registry:
         again: str,
         state: str,
         now: float,
+        owner: str = "",
     ) -> tuple[str, bool]:
         """The id of the job of this request, and whether it is new (else it was answered before)."""
         if known := self._rows("SELECT id FROM jobs WHERE request = ?", (request,)):
@@ -215,11 +234,11 @@ class Registry:
             job = self._fresh_id()
             self._db.execute(
                 "INSERT INTO jobs"
-                " (id, request, name, state, toml, cwd, origins, code_hash, again, token, created)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " (id, request, name, state, toml, cwd, origins, code_hash, again, token, created, owner)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     job, request, name, state, toml, cwd, json.dumps(dict(origins)), code_hash, again,
-                    secrets.token_hex(16), now,
+                    secrets.token_hex(16), now, owner,
                 ),
             )  # fmt: skip
         return job, True
@@ -276,12 +295,39 @@ class Registry:
             if name not in kept:
                 self._loose("DELETE FROM hosts WHERE name = ?", (name,))
 
+    def save_keys(self, rows: Sequence[KeyRow]) -> None:
+        """Keys, new or changed, in one step."""
+        with self._durable():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO keys (public, name, role, added, expires, revoked) VALUES (?, ?, ?, ?, ?, ?)",
+                [(row.key, row.name, row.role, row.added, row.expires, row.revoked) for row in rows],
+            )
+
+    def forget_host(self, name: str) -> None:
+        """As if it had never been seen."""
+        with self._durable():
+            self._db.execute("DELETE FROM hosts WHERE name = ?", (name,))
+
     # ---------------------------------------------------------------------------------------- reading
+
+    def key_rows(self) -> list[KeyRow]:
+        """All keys, in the order in which they were added."""
+        rows = self._rows("SELECT public, name, role, added, expires, revoked FROM keys ORDER BY added, public")
+        names = ("key", "name", "role", "added", "expires", "revoked")
+        try:
+            return [msgspec.convert(dict(zip(names, row, strict=True)), KeyRow) for row in rows]
+        except msgspec.ValidationError as error:
+            raise self._unreadable(error) from None
 
     _ROW = "id, name, state, created, started, ended, reason, generation, progress"
 
+    @property
+    def _columns(self) -> str:
+        """A job's row, with the owner that older registries do not have."""
+        return f"{self._ROW}, {'owner' if self._schema >= 3 else repr('')}"
+
     def _row(self, values: Sequence[Any]) -> JobRow:
-        job, name, state, created, started, ended, reason, generation, blob = values
+        job, name, state, created, started, ended, reason, generation, blob, owner = values
         return JobRow(
             job=job,
             name=name,
@@ -293,11 +339,12 @@ class Registry:
             generation=generation,
             folder=str(self.path.parent / "jobs" / job),
             progress=_decoded(blob, Progress),
+            owner=owner,
         )
 
     def jobs(self) -> list[JobRow]:
         """All jobs, newest first."""
-        return [self._row(row) for row in self._rows(f"SELECT {self._ROW} FROM jobs ORDER BY n DESC")]  # noqa: S608
+        return [self._row(row) for row in self._rows(f"SELECT {self._columns} FROM jobs ORDER BY n DESC")]  # noqa: S608
 
     def counts(self) -> dict[str, int]:
         """How many jobs there are of each state."""
@@ -318,7 +365,7 @@ class Registry:
     def get(self, job: str) -> JobReply:
         """A job as ``find`` finds it, with its file. NotFound."""
         ((*head, toml, origins, code_hash),) = self._rows(
-            f"SELECT {self._ROW}, toml, origins, code_hash FROM jobs WHERE id = ?",  # noqa: S608
+            f"SELECT {self._columns}, toml, origins, code_hash FROM jobs WHERE id = ?",  # noqa: S608
             (self.find(job),),
         )
         return JobReply(row=self._row(head), toml=toml, origins=self._table(origins), code_hash=code_hash)

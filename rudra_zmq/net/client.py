@@ -13,6 +13,7 @@ from typing import TypeVar, overload
 from rudra_zmq import log
 from rudra_zmq.errors import RudraError, TimedOut
 from rudra_zmq.net.addresses import parse, probe, unreachable
+from rudra_zmq.net.handshake import Curve, explain
 from rudra_zmq.net.sockets import Context, Dealer, make_context
 from rudra_zmq.wire.codec import WireError, decode_control, encode_control, error_of, other_version
 from rudra_zmq.wire.messages.control import Control, Envelope, Error
@@ -34,10 +35,12 @@ class RpcClient:
         address: str,
         *,
         whoami: Message | None = None,
+        curve: Curve = None,
         context: Context | None = None,
         patience: float = 1.0,
     ) -> None:
-        """Connects at the first ``call``; ``whoami`` is sent first on each connection.
+        """Connects at the first ``call``; ``whoami`` is sent first on each connection. ``curve``: its own keys, and
+        the public one that the server has to have.
 
         ``patience``: seconds that the first contact may take where nobody listens. A later one has the call's
         whole time: a daemon that restarts comes back.
@@ -46,6 +49,7 @@ class RpcClient:
         self.address = address
         self.patience = patience
         self._whoami = whoami
+        self._curve = curve
         self._own = context is None
         self._context = context or make_context("control")
         self._dealer: Dealer | None = None
@@ -143,12 +147,17 @@ class RpcClient:
         address = parse(self.address)
         last = deadline if self._met else min(deadline, time.monotonic() + self.patience)
         while True:
-            dealer = self._context.dealer(self.address, "cli")
+            dealer = self._context.dealer(self.address, "cli", curve=self._curve)
             now, listens = time.monotonic(), not probe(address, 0.5)
             if dealer.wait_connected(min(0.5, max(0.05, deadline - now)) if listens else 0.0):
                 break
+            failure = dealer.failure()
             dealer.close(0.0)
+            if failure is not None and (refused := explain(address, failure, self._curve)) is not None:
+                raise refused
             if time.monotonic() >= (deadline if listens else last):
+                if (other := explain(address, None, self._curve)) is not None:
+                    raise other
                 raise unreachable(address, "psd cannot be reached", fix="start it with: rudra up", timeout=0.5)
             time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))
         self._dealer = dealer

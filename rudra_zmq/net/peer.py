@@ -12,6 +12,7 @@ from rudra_zmq import log
 from rudra_zmq.errors import RudraError, TimedOut, Unreachable
 from rudra_zmq.net.addresses import Address, parse, probe
 from rudra_zmq.net.drops import Drops
+from rudra_zmq.net.handshake import Curve, explain
 from rudra_zmq.net.loop import Loop, Timer
 from rudra_zmq.net.retry import Backoff
 from rudra_zmq.net.sockets import Context, Dealer
@@ -21,6 +22,7 @@ from rudra_zmq.wire.messages.data import Message
 
 journal = log.get()
 
+REFUSED_S = 2.0  # between attempts of who was refused
 _BATCH = 64  # messages that one turn takes, so that timers and others have theirs
 
 
@@ -45,10 +47,13 @@ class RpcPeer:
         ping: Callable[[], Message] | None = None,
         ping_s: float = 2.0,
         liveness_s: float = 10.0,
+        curve: Callable[[], Curve] = lambda: None,
     ) -> None:
         """``on_message(id, message)``: what the server sends by itself; the return value answers a request.
 
-        ``on_lost(reason)`` is called when a connection ends, and once when the first attempt has failed.
+        ``on_lost(reason)`` is called when a connection ends, when the first attempt has failed, and when a later one
+        fails for another reason; ``problem`` is then the error of an attempt that was refused, else None.
+        ``curve`` gives the keys of each attempt; it may raise a RudraError.
         ``ping`` makes the message that asks for a sign of life; ``ping_s`` and ``liveness_s`` may be changed later.
         """
         self.address = address
@@ -57,6 +62,8 @@ class RpcPeer:
         self.ping_s = ping_s
         self.liveness_s = liveness_s
         self.connected = False
+        self.problem: RudraError | None = None
+        self._curve = curve
         self._loop = loop
         self._context = context
         self._name = name
@@ -65,6 +72,7 @@ class RpcPeer:
         self._on_lost = on_lost
         self._ping = ping
         self._dealer: Dealer | None = None
+        self._keys: Curve = None
         self._waiting: dict[str, tuple[Callable[[Control], object], Timer]] = {}
         self._backoff = Backoff()
         self._delay = 0.0
@@ -143,16 +151,42 @@ class RpcPeer:
         if self._closed:
             return
         try:
-            self._dealer = self._context.dealer(self.address, self._name)
+            self._keys = self._curve()
+            self._dealer = self._context.dealer(self.address, self._name, curve=self._keys)
             self._went_to(self._dealer.target)
         except RudraError as error:  # a name that does not resolve now may do so later
-            self._retry(str(error))
+            self._refused(error)
             return
         self._loop.on_readable(self._dealer, self._readable)
+        if self._dealer.watch is not None:
+            self._loop.on_readable(self._dealer.watch, self._failed)
         self._loop.on_writable(self._dealer, self._up)
         # A refused attempt looks like a slow one; a slow one gets longer as time goes by.
         patience = 0.2 if self._delay < 0.2 else min(5.0, 5 * self._delay)
-        self._timer = self._loop.after(patience, lambda: self._retry(""))
+        self._timer = self._loop.after(patience, self._slow)
+
+    def _failed(self) -> None:
+        """The other side does not take us, or broke off."""
+        failure = self._dealer.failure() if self._dealer is not None else None
+        if failure is not None and not self.connected:
+            self._refused(explain(parse(self.address), failure, self._keys))
+
+    def _slow(self) -> None:
+        """No connection in time, and nothing said."""
+        known = explain(parse(self.address), None, self._keys) if not self._told else None
+        if known is None:
+            self.problem = None
+        self._refused(known)
+
+    def _refused(self, error: RudraError | None) -> None:
+        """An attempt failed, and the reason is known: asking at once again would not mend it."""
+        if error is None:
+            self._retry("")
+            return
+        if self.problem is None or str(self.problem) != str(error):
+            self._told = False
+        self.problem = error
+        self._retry(error.message, REFUSED_S)
 
     def _went_to(self, target: Address) -> None:
         """A name is looked up for each attempt, here, where it is dialled."""
@@ -166,6 +200,7 @@ class RpcPeer:
             self._timer.cancel()
             self._timer = None
         self.connected = True
+        self.problem = None
         self._backoff.reset()
         self._delay = 0.0
         self._heard = self._pinged = self._loop.now()
@@ -197,27 +232,29 @@ class RpcPeer:
                 self._on_lost(reason)
         self._again()
 
-    def _retry(self, reason: str) -> None:
-        """An attempt failed."""
+    def _retry(self, reason: str, least: float = 0.0) -> None:
+        """An attempt failed; the next one is ``least`` seconds away."""
         self._drop_socket(0.0)
         if not self._told:
             self._told = True
             if self._on_lost is not None:
                 self._on_lost(reason or probe(parse(self.address), 0.2) or "it does not answer")
-        self._again()
+        self._again(least)
 
-    def _again(self) -> None:
+    def _again(self, least: float = 0.0) -> None:
         if self._closed:  # by a callback
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._delay = self._backoff.next(self._loop.now())
+        self._delay = max(least, self._backoff.next(self._loop.now()))
         self._timer = self._loop.after(self._delay, self._open)
 
     def _drop_socket(self, linger: float) -> None:
         self.connected = False
         if self._dealer is not None:
             self._loop.forget(self._dealer)
+            if self._dealer.watch is not None:
+                self._loop.forget(self._dealer.watch)
             self._dealer.close(linger)
             self._dealer = None
 

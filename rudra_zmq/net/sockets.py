@@ -27,10 +27,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 import zmq
@@ -38,7 +39,8 @@ import zmq
 from rudra_zmq import log
 from rudra_zmq.errors import EXIT_FORCED, AlreadyRunning, ConfigError, RudraError
 from rudra_zmq.net.addresses import Address, PathLock, in_the_way, parse, port_owner, resolve
-from rudra_zmq.net.auth import DOMAIN, Doorman, KeyPair
+from rudra_zmq.net.auth import DOMAIN, Admit, Doorman, KeyPair
+from rudra_zmq.net.handshake import Failure, Watch
 from rudra_zmq.net.loop import Loop
 from rudra_zmq.wire.codec import MAX_CONTROL, MAX_HEADER, Buffer
 from rudra_zmq.wire.seal import OVERHEAD
@@ -71,6 +73,17 @@ OPTIONS: tuple[tuple[int, int, int, str, str], ...] = (
 )
 # Left at their defaults: SNDBUF and RCVBUF (the kernel's autotuning was never beaten), MAX_SOCKETS (connections
 # do not count), ZAP of plain sockets (with a domain and no handler, every connection would be refused).
+
+
+_CREDENTIALS = re.compile(r"[^:]*:(\d+):\d+:\d+")
+"""The Peer-Address of an ipc peer: its user, group and process, as the kernel has them."""
+
+
+def _property(frame: zmq.Frame, name: str) -> str:
+    try:
+        return str(frame.get(name))
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return ""
 
 
 class PeerGone(Exception):
@@ -135,9 +148,9 @@ class Context:
         """
         return Dealer(self, address, name, curve, identity)
 
-    def doorman(self, loop: Loop) -> Doorman:
-        """Who lets peers in under CURVE; served by ``loop``."""
-        return Doorman(self._zmq, loop)
+    def doorman(self, loop: Loop, admit: Admit | None = None) -> Doorman:
+        """Who lets peers in under CURVE, all keys or those that ``admit`` takes; served by ``loop``."""
+        return Doorman(self._zmq, loop) if admit is None else Doorman(self._zmq, loop, admit)
 
     def make(self, kind: int, name: str) -> zmq.Socket[bytes]:
         """A socket with the table's options; for this module's own use."""
@@ -228,13 +241,35 @@ class Router(_Socket):
         super().__init__(context, zmq.ROUTER, name)
         self.addresses: list[str] = []
         self.user = ""
+        self.uid = -1
         self._locks: list[PathLock] = []
-        self._curve = keys is not None
+        self._curve = False
+        self._told = context.plane == "control"
+        self._watch: Watch | None = None
+        self._forget_watch: Callable[[], object] = lambda: None
         if keys is not None:
-            self.raw.setsockopt(zmq.CURVE_SERVER, 1)
-            self.raw.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode("ascii"))
-            self.raw.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-            self.raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+            self.secure(keys)
+
+    def secure(self, keys: KeyPair) -> None:
+        """What is bound from now on takes none but CURVE; what is bound already stays as it is."""
+        self.check()
+        self._curve = True
+        self.raw.setsockopt(zmq.CURVE_SERVER, 1)
+        self.raw.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode("ascii"))
+        self.raw.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        self.raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def count_failures(self, loop: Loop, count: Callable[[Failure], object]) -> None:
+        """Calls back in ``loop`` for each connection that ends before it has begun. To be called before ``bind``."""
+        watch = self._watch = Watch(self.raw)
+
+        def readable() -> None:
+            while (failure := watch.next()) is not None:
+                if failure != "cut":
+                    count(failure)
+
+        loop.on_readable(watch, readable)
+        self._forget_watch = lambda: loop.forget(watch)
 
     def bind_ipc(self, path: str, mode: int = 0o600) -> str:
         """Binds ``path`` and returns its address. Raises AlreadyRunning naming the owner's PID."""
@@ -289,17 +324,31 @@ class Router(_Socket):
     def recv(self) -> tuple[bytes, list[Buffer]] | None:
         """Identity and frames of the next message, or None. A payload frame is a view: copy what must stay.
 
-        Under CURVE ``user`` is then the public key of the message's sender.
+        ``user`` is then the public key that the message's sender proved to have, "" where it came in without one;
+        on the control plane ``uid`` is its user id where it came over ipc, else -1.
         """
         self.check()
         try:
-            if not self._curve:
+            if not self._curve and not self._told:
                 return self.raw.recv(zmq.DONTWAIT), self._frames(None)
             peer = self.raw.recv(zmq.DONTWAIT, copy=False)
         except zmq.Again:
             return None
-        self.user = str(peer.get("User-Id"))
+        self._who(peer)
         return peer.bytes, self._frames(None)
+
+    def _who(self, peer: zmq.Frame) -> None:
+        """Sets ``user`` and ``uid``.
+
+        A peer may send properties of its own; they never replace what libzmq put there, so one of the two is true:
+        a Peer-Address of an ipc peer, a User-Id of one under CURVE. Who has both has made one up.
+        """
+        local = _CREDENTIALS.fullmatch(_property(peer, "Peer-Address")) if self._told else None
+        proved = _property(peer, "User-Id") if self._curve else ""
+        if local is not None and proved:
+            self.user, self.uid = "?", -1
+        else:
+            self.user, self.uid = proved, -1 if local is None else int(local[1])
 
     def send(self, peer: bytes, frames: Sequence[Buffer], *, copy: bool = True) -> bool:
         """Queues a message for ``peer``; False where its queue is full. Raises PeerGone.
@@ -332,6 +381,9 @@ class Router(_Socket):
         self.check()
         if grace > 0:
             time.sleep(grace)
+        if self._watch is not None:
+            self._forget_watch()
+            self._watch.close()
         self._close(None)
         for lock in self._locks:
             lock.release()
@@ -360,6 +412,7 @@ class Dealer(_Socket):
             self.raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode("ascii"))
             self.raw.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode("ascii"))
             self.raw.setsockopt(zmq.CURVE_SERVERKEY, server.encode("ascii"))
+        self.watch = Watch(self.raw) if context.plane == "control" else None
         if ":" in target.host:
             self.raw.setsockopt(zmq.IPV6, 1)
         self.raw.connect(str(target))
@@ -370,9 +423,18 @@ class Dealer(_Socket):
         return self._ready(0.0, zmq.POLLOUT)
 
     def wait_connected(self, timeout: float) -> bool:
-        """Waits for the connection, ``timeout`` seconds at most."""
+        """Waits for the connection, ``timeout`` seconds at most; not for one that is known to have failed."""
         self.check()
-        return self._ready(timeout, zmq.POLLOUT)
+        poller = zmq.Poller()
+        poller.register(self.raw, zmq.POLLOUT)
+        if self.watch is not None:
+            poller.register(self.watch.raw, zmq.POLLIN)
+        return self.raw in dict(poller.poll(max(0, round(timeout * 1000))))
+
+    def failure(self) -> Failure | None:
+        """Why there will be no connection, as far as the other side said."""
+        self.check()
+        return None if self.watch is None else self.watch.next()
 
     def recv(self) -> list[Buffer] | None:
         """Frames of the next message, or None. A payload frame is a view: copy what must stay."""
@@ -396,4 +458,7 @@ class Dealer(_Socket):
 
     def close(self, linger: float | None = None) -> None:
         """Closes; last words are given ``linger`` seconds (default: 2 on the control plane, 0 on the other)."""
+        if self.watch is not None and not self.raw.closed:
+            self.check()
+            self.watch.close()
         self._close(linger)

@@ -16,14 +16,18 @@ from rudra_zmq.wire.bundle import MOST_BYTES
 from rudra_zmq.wire.messages.data import Count, Message, Names, Rank, Seconds, Short, Text
 from rudra_zmq.wire.messages.records import EpochRow as EpochRow
 from rudra_zmq.wire.messages.records import EventRow as EventRow
+from rudra_zmq.wire.messages.records import Fates as Fates
 from rudra_zmq.wire.messages.records import HostRow as HostRow
 from rudra_zmq.wire.messages.records import JobId as JobId
 from rudra_zmq.wire.messages.records import JobRow as JobRow
 from rudra_zmq.wire.messages.records import JobState as JobState
+from rudra_zmq.wire.messages.records import Key as Key
+from rudra_zmq.wire.messages.records import KeyRow as KeyRow
 from rudra_zmq.wire.messages.records import LearnerRow as LearnerRow
 from rudra_zmq.wire.messages.records import Lines as Lines
 from rudra_zmq.wire.messages.records import PlanRow as PlanRow
 from rudra_zmq.wire.messages.records import Progress as Progress
+from rudra_zmq.wire.messages.records import Role as Role
 from rudra_zmq.wire.messages.records import Standing as Standing
 from rudra_zmq.wire.messages.records import Time as Time
 from rudra_zmq.wire.messages.records import Words as Words
@@ -34,6 +38,7 @@ Piece: TypeAlias = Annotated[bytes, Meta(max_length=262144)]
 Origins: TypeAlias = Annotated[dict[Short, Short], Meta(max_length=4096)]  # key of the job file -> source
 Ranks: TypeAlias = Annotated[list[Rank], Meta(max_length=65536)]
 BundleName: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256 of a bundle of user code
+Name: TypeAlias = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # of a key
 Places: TypeAlias = Annotated[list[Text], Meta(max_length=64)]  # addresses
 
 
@@ -66,9 +71,10 @@ class Error(Message, frozen=True, tag="error"):
 
 
 class Whoami(Message, frozen=True, tag="whoami"):
-    """First on each control connection that is not a daemon's; carries the token of a 0600 file."""
+    """First on each control connection that is not a daemon's; carries the token of a 0600 file, or nothing where
+    the connection itself proved a key."""
 
-    token: Short
+    token: Short = ""
 
 
 class Submit(Message, frozen=True, tag="submit"):
@@ -118,10 +124,13 @@ class GetJob(Message, frozen=True, tag="get_job"):
 
 
 class JobReply(Message, frozen=True, tag="job_reply"):
+    """``refused``: connections and messages that psd has refused since it began, by reason."""
+
     row: JobRow
     toml: Toml = ""
     origins: Origins = {}
     code_hash: Short = ""
+    refused: Fates = {}
 
 
 class GetEvents(Message, frozen=True, tag="get_events"):
@@ -239,6 +248,61 @@ class LogData(Message, frozen=True, tag="log_data"):
     data: Piece
     offset: Count
     run: Count
+
+
+# -------------------------------------------------------------------------------------------- keys
+
+
+class AuthorizeKey(Message, frozen=True, tag="authorize_key"):
+    """Let a key in under a name; of one that is known, change name and role and take back its revocation."""
+
+    key: Key
+    name: Name
+    role: Role
+
+
+class RevokeKey(Message, frozen=True, tag="revoke_key"):
+    """By name, or by the beginning of the key. What it has open ends at once."""
+
+    key: Short
+
+
+class ListKeys(Message, frozen=True, tag="list_keys"):
+    pass
+
+
+class Keys(Message, frozen=True, tag="keys"):
+    """``head``: psd's own public key ("" where it has none); ``addresses``: what it has bound; ``refused``: as in
+    job_reply."""
+
+    rows: Annotated[list[KeyRow], Meta(max_length=65536)]
+    head: Short = ""
+    addresses: Places = []
+    refused: Fates = {}
+
+
+class Invite(Message, frozen=True, tag="invite"):
+    """``key`` may join as the host ``name``, once, within ``seconds``. Answered by ``keys`` without rows."""
+
+    key: Key
+    name: Name
+    seconds: Annotated[float, Meta(ge=1, le=604800)]
+
+
+class Join(Message, frozen=True, tag="join"):
+    """Under an invited key: let this one in as the host, in its place."""
+
+    key: Key
+
+
+class Joined(Message, frozen=True, tag="joined"):
+    name: Short
+
+
+class ForgetHost(Message, frozen=True, tag="forget_host"):
+    """Drop a host from the list and revoke its key."""
+
+    name: Short
 
 
 # ------------------------------------------------------------------------------------ learnerd and head
@@ -463,6 +527,14 @@ Control: TypeAlias = (
     | FileData
     | ReadLog
     | LogData
+    | AuthorizeKey
+    | RevokeKey
+    | ListKeys
+    | Keys
+    | Invite
+    | Join
+    | Joined
+    | ForgetHost
     | Register
     | Registered
     | HostPing

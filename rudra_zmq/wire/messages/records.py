@@ -12,6 +12,8 @@ from msgspec import Meta
 
 from rudra_zmq.wire.messages.data import Count, Names, Rank, Seconds, Short, Text
 
+Key: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # public, of CURVE
+Role: TypeAlias = Literal["read", "submit", "admin", "host"]
 JobId: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{6}$")]
 Time: TypeAlias = Annotated[float, Meta(ge=0, le=1e11)]  # UTC seconds since 1970
 Fates: TypeAlias = Annotated[dict[Short, Count], Meta(max_length=4096)]  # how many, by what
@@ -115,6 +117,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     folder: Text = ""
     head: Text = ""
     progress: Progress | None = None
+    owner: Short = ""  # name of a key, or local:USER
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True):
@@ -152,3 +155,14 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     devices: Words = []
     problems: Lines = []
     memory: Count = 0  # bytes that the host has to spare
+
+
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that the head knows. ``role`` invite: it may join as a host, once. Times as in JobRow (0: never)."""
+
+    key: Key
+    name: Short
+    role: Role | Literal["invite"]
+    added: Time
+    expires: Time = 0.0
+    revoked: Time = 0.0

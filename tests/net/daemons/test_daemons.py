@@ -97,15 +97,13 @@ def test_tcp_on_loopback_and_a_port_that_is_taken(place: Place) -> None:
 @pytest.mark.parametrize(
     "listen",
     [
-        "tcp://0.0.0.0:7733",
-        "tcp://192.168.1.1:7733",
         "tcp://*:7733",
-        "tcp://eth0:7733",
+        "tcp://127.0.0.1",
         "http://x",
         "tcp://127.0.0.1:99999",
     ],
 )
-def test_no_address_but_this_machines_own(place: Place, listen: str) -> None:
+def test_an_address_that_is_none(place: Place, listen: str) -> None:
     for how in (["--listen", listen], []):
         env = {} if how else {"RUDRA_PSD_LISTEN": listen}
         status, text = place.run("psd", "--state", str(place.state), "--runtime", str(place.runtime), *how, env=env)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from rudra_zmq.head.coordinator import Coordinator
 from rudra_zmq.head.effects import Effect, Send, StartNode, StopNode
+from rudra_zmq.head.keyring import Origin
 from rudra_zmq.head.registry import Registry
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages.data import Message
@@ -27,6 +28,7 @@ class World:
         self.state = state
         self.now = now
         self.dead: set[int] = set()
+        self.keys: dict[bytes, str] = {}  # that peers have proved
         self.effects: list[Effect] = []
         self.ids = itertools.count(1)
         self.suspend_as = suspend_as
@@ -56,7 +58,8 @@ class World:
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.message, c.CheckJob) and self.inspects:
                 answer = c.Checked(problems=self.lacks.get(effect.peer, []), memory=1 << 30)
-                self.do(self.head.answered(effect.peer, effect.id, answer, self.now))
+                origin = Origin(self.keys.get(effect.peer, ""))
+                self.do(self.head.answered(effect.peer, effect.id, answer, self.now, origin))
             else:
                 self.effects.append(effect)
 

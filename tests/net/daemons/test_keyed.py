@@ -1,0 +1,143 @@
+"""psd with a key on loopback: learnerd and the command line come in with theirs, and nobody else does."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rudra_zmq.net import keys as files
+from rudra_zmq.net.auth import KeyPair, to_hex
+from tests.net.daemons.conftest import Place, until
+
+PORT = re.compile(r"tcp://127\.0\.0\.1:\d+")
+
+
+class Person:
+    """Somebody with a configuration of their own, on the command line."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self.folder = place.home / name
+        self.folder.mkdir()
+        self.env = place.env | {
+            "XDG_CONFIG_HOME": str(self.folder),
+            "XDG_STATE_HOME": str(self.folder / "s"),
+            "XDG_RUNTIME_DIR": str(place.runtime),
+        }
+
+    def make(self, owner: str = "user") -> str:
+        """The public key of a new one."""
+        return str(json.loads(self("keys", "new", owner, "--json")[1])["key"])
+
+    def set(self, **values: str) -> None:
+        """[head] of their rudra.toml."""
+        lines = "".join(f'{key} = "{value}"\n' for key, value in values.items())
+        (self.folder / "rudra").mkdir(exist_ok=True)
+        (self.folder / "rudra" / "rudra.toml").write_text(f"[head]\n{lines}")
+
+    def __call__(self, *args: str, status: int = 0) -> tuple[int, str, str]:
+        """Exit status, stdout, stderr."""
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys; from rudra_zmq.cli.main import main; sys.exit(main())", *args],
+            env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == status, (args, done.returncode, done.stdout, done.stderr)
+        if status:
+            assert done.stderr.count("\n") == 1 and "Fix: " in done.stderr and "Traceback" not in done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+
+class Keyed:
+    """A psd with a key, and whoever runs it."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.boss = Person(place, "boss")
+        self.boss.env |= {"RUDRA_PATHS_STATE": str(place.state), "RUDRA_PATHS_RUNTIME": str(place.runtime)}
+        self.key = self.boss.make("psd")
+        self.psd = place.psd("--listen", "tcp://127.0.0.1:0", env={"XDG_CONFIG_HOME": self.boss.env["XDG_CONFIG_HOME"]})
+        listed: dict[str, Any] = json.loads(self.boss("keys", "list", "--json")[1])
+        (self.address,) = listed["addresses"]
+        assert listed["head"] == self.key and PORT.fullmatch(self.address)
+        assert place.endpoint()["address"].startswith("ipc:")  # what this machine's own dial
+
+    def refused(self) -> dict[str, int]:
+        return dict(json.loads(self.boss("keys", "list", "--json")[1])["refused"])
+
+
+@pytest.fixture
+def keyed(place: Place) -> Keyed:
+    return Keyed(place)
+
+
+def test_the_way_of_a_key(keyed: Keyed) -> None:
+    """Refused in four ways, each with its line and its count; authorised; kept to its role; revoked."""
+    alice = Person(keyed.place, "alice")
+    alice.set(address=keyed.address)
+    assert "head.key is not set" in alice("hosts", status=5)[2]
+    alice.set(address=keyed.address, key=keyed.key)
+    assert "there is no key of user here" in alice("hosts", status=5)[2]
+    public = alice.make()
+    assert f"rudra keys authorize {public}" in alice("hosts", status=5)[2]
+    keyed.boss("keys", "authorize", public, "alice", "--role", "read")
+    alice("hosts")
+    assert "role read may not" in alice("keys", "revoke", "alice", status=5)[2]
+    alice.set(address=keyed.address, key=to_hex(KeyPair.new().public))
+    assert "does not have the key" in alice("hosts", status=5)[2]
+    alice.set(address=keyed.address, key=keyed.key)
+    keyed.boss("keys", "revoke", "alice")
+    assert "was revoked" in alice("hosts", status=5)[2]
+    alice.set(address="tcp://127.0.0.1:1", key=keyed.key)
+    assert "refused: nobody listens" in alice("hosts", status=4)[2]
+    assert set(keyed.refused()) == {"no-key", "unknown-key", "wrong-server-key", "revoked-key", "role"}
+    assert "revoked" in keyed.boss("keys", "list")[1]
+
+
+def test_a_host_comes_in_by_its_key_and_is_revoked(keyed: Keyed) -> None:
+    place, host = keyed.place, Person(keyed.place, "host")
+    public = host.make("learnerd")
+    env = {"XDG_CONFIG_HOME": host.env["XDG_CONFIG_HOME"], "RUDRA_HEAD_KEY": keyed.key}
+    args = ("--head", keyed.address, "--name", "calls-itself-this", "--state", str(place.home / "s2"))
+    (place.home / "r2").mkdir(mode=0o700)
+    learnerd = place.spawn("learnerd", *args, "--runtime", str(place.home / "r2"), env=env)
+    until(lambda: f"rudra keys authorize {public}" in place.log("learnerd"), "its line")
+    keyed.boss("keys", "authorize", public, "h1", "--role", "host")
+    until(lambda: [row.name for row in place.hosts()] == ["h1"], "registration")
+    keyed.boss("keys", "revoke", "h1")
+    until(lambda: "was revoked" in place.log("learnerd"), "its line", 10)
+    assert place.hosts()[0].silent and learnerd.poll() is None
+    keyed.boss("keys", "authorize", public, "h1", "--role", "host")
+    until(lambda: not place.hosts()[0].silent, "its return")
+    learnerd.send_signal(signal.SIGTERM)
+    learnerd.wait(10)
+
+
+def test_this_machines_own_need_no_keys(keyed: Keyed) -> None:
+    keyed.place.learnerd()
+    assert len(keyed.place.hosts()) == 1 and keyed.refused() == {}
+
+
+def test_without_a_key_only_loopback_is_bound(place: Place) -> None:
+    place.psd("--listen", "tcp://0.0.0.0:0")
+    assert place.endpoint()["address"].startswith("tcp://127.0.0.1:")
+    (line,) = [line for line in place.log("psd").splitlines() if "only loopback is bound" in line]
+    assert "rudra keys new psd" in line
+
+
+def test_a_secret_that_others_may_read_is_not_used(place: Place) -> None:
+    boss = Person(place, "boss")
+    boss.make("psd")
+    secret = files.person_folder(boss.env) / "psd.key"
+    secret.chmod(0o644)
+    status, text = place.run(
+        "psd", "--state", str(place.state), "--runtime", str(place.runtime), "--listen", "tcp://127.0.0.1:0",
+        env={"XDG_CONFIG_HOME": boss.env["XDG_CONFIG_HOME"]},
+    )  # fmt: skip
+    assert status == 5 and text.count("\n") == 1 and f"chmod 600 {secret}" in text
+    assert not Path(place.state / "endpoint.json").exists()

@@ -28,6 +28,7 @@ from rudra_zmq.paths import own_folder
 
 Owner: TypeAlias = Literal["psd", "learnerd", "user"]
 SYSTEM = Path("/etc/rudra/keys")
+NONE = b"none"  # what systemd hands to a unit whose key was never made (SetCredential=)
 
 
 def person_folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -58,6 +59,10 @@ def load(owner: Owner, environ: Mapping[str, str] | None = None, system: Path = 
     if path is None:
         return None
     handed = env.get("CREDENTIALS_DIRECTORY", "") == str(path.parent)
+    if handed:
+        with contextlib.suppress(OSError):
+            if path.read_bytes() == NONE:
+                return None
     return read(path, handed=handed)
 
 

@@ -89,6 +89,9 @@ def test_where_keys_are_looked_for(env: dict[str, str], tmp_path: Path) -> None:
     assert keys.load("user", {"XDG_CONFIG_HOME": "/nowhere"}, system) is None
     (handed / "psd.key").chmod(0o440)  # as systemd leaves it, for a user who has it by an ACL
     assert keys.load("psd", env | {"CREDENTIALS_DIRECTORY": str(handed)}, system) == made[handed, "psd"]
+    (handed / "psd.key").chmod(0o600)
+    (handed / "psd.key").write_text("none")  # SetCredential: there is no such file at home
+    assert keys.load("psd", env | {"CREDENTIALS_DIRECTORY": str(handed)}, system) is None
     with pytest.raises(NotFound):
         keys.read(tmp_path / "none.key")
 

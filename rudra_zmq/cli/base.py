@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "wait": ("job_commands", "Wait until jobs have ended."),
     "jobs": ("job_commands", "List jobs, newest first."),
     "status": ("job_commands", "Show one job on one screen."),
+    "why": ("why", "Say what a job's processes wait for, since when and until when."),
     "show": ("job_commands", "Show a job's effective file with origins, its code's hash, versions and files."),
     "logs": ("logs", "Show or follow what a job's learners wrote."),
     "stop": ("job_commands", "Stop a job: drain and snapshot, or at once."),

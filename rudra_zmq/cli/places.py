@@ -135,6 +135,10 @@ class Head:
     def resume(self, job: str) -> str:
         return self._call(c.ResumeJob(job=job), expect=c.Ok, timeout=CALL_S).text
 
+    def why(self, job: str) -> c.Waits:
+        """What its processes wait for."""
+        return self._call(c.Why(job=job), expect=c.Waits, timeout=CALL_S)
+
     def read_log(self, host: str, offset: int, limit: int) -> c.LogData:
         """Of the learnerd on ``host``, or ("") of psd."""
         return self._call(c.ReadLog(host=host, offset=offset, limit=limit), expect=c.LogData, timeout=CALL_S)

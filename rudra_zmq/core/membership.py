@@ -179,6 +179,23 @@ class Membership:
         timeout = self._params.step_timeout
         return max(FIRST_STEP_S, FIRST_STEPS * timeout) if session.first_step else timeout
 
+    def steps(self, now: float) -> list[tuple[int, bool, float, float]]:
+        """(rank, whether it is its first, seconds so far, seconds at most) of each mini-batch that is computed."""
+        return [
+            (s.rank, s.first_step, now - s.step_deadline + self.patience(s), self.patience(s))
+            for s in self.sessions
+            if s.step_deadline < math.inf
+        ]
+
+    @property
+    def idle(self) -> list[int]:
+        """The ranks that wait for a grant."""
+        return [session.rank for session in self.sessions if session.waits]
+
+    def lost(self, now: float) -> list[tuple[int, float]]:
+        """(rank, seconds until it is given up) of each lost member that may still come back."""
+        return [(m.rank, m.deadline - now) for m in self.counted if m.session is None and m.deadline < math.inf]
+
     def slow_starters(self, now: float) -> list[tuple[int, float, float]]:
         """(rank, seconds so far, seconds at most) of each first mini-batch that takes longer than step_timeout."""
         first = [s for s in self.sessions if s.first_step]  # who has not begun it has a deadline of infinity

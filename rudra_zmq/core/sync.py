@@ -143,6 +143,11 @@ class Sync:
         """What the job waits for while it cannot go on, else None."""
         return self._common.waiting
 
+    @property
+    def crew(self) -> Membership:
+        """Who takes part; to be read."""
+        return self._common.crew
+
     def members(self) -> list[tuple[int, int, str, int]]:
         """(rank, newest incarnation, state, accepted gradients) of every rank seen; present, lost or left."""
         return [(m.rank, m.incarnation, m.state, m.gradients) for m in self._common.crew.all]

@@ -23,7 +23,8 @@ from rudra_zmq.config import job_from_toml
 from rudra_zmq.core import job as life
 from rudra_zmq.errors import ConfigError, NotFound, NotRunning, RefusedBySecurity, Rejected, RudraError
 from rudra_zmq.head import bundles, files
-from rudra_zmq.head.course import Course
+from rudra_zmq.head.course import HUNG_S, Course
+from rudra_zmq.head.crew import MOVE_S
 from rudra_zmq.head.effects import Effect, Send
 from rudra_zmq.head.figures import Figure, figures
 from rudra_zmq.head.fleet import Fleet, Host
@@ -31,6 +32,7 @@ from rudra_zmq.head.jobs import MOST_LISTED, Book, Job, wanted_of
 from rudra_zmq.head.keydesk import KeyDesk
 from rudra_zmq.head.keyring import HERE, Grade, Keyring, Origin, allows, local_grade
 from rudra_zmq.head.placement import never_fits, unknown
+from rudra_zmq.head.reasons import Limits, Reasons
 from rudra_zmq.head.registry import Registry
 from rudra_zmq.head.roster import Roster
 from rudra_zmq.head.shelf import Shelf
@@ -98,6 +100,7 @@ class Coordinator:
             evict=self._evict, wall=wall,
         )  # fmt: skip
         self._uploads = bundles.Uploads(state)
+        self._reasons = Reasons(self._book, self._fleet, Limits(hung=HUNG_S, move=MOVE_S))
         self._shelf = Shelf(self._book, self._fleet, self._out, log_piece)
         self._roster = Roster(self._book, self._fleet, self._course, self._out)
         self._handlers: dict[type, tuple[str, Handler]] = {
@@ -106,6 +109,7 @@ class Coordinator:
             c.ListJobs: ("cli", self._list_jobs),
             c.GetJob: ("cli", self._get_job),
             c.GetEvents: ("cli", self._get_events),
+            c.Why: ("cli", self._reasons.why),
             c.StopJob: ("cli", self._stop_job),
             c.ResumeJob: ("cli", self._resume_job),
             c.RemoveJob: ("cli", self._remove_job),
@@ -214,6 +218,7 @@ class Coordinator:
         self._course.tick(now)
         self._fleet.expire(now)
         self._uploads.expire(now)
+        self._reasons.look(now)
         self._fleet.forget_old(now, keep=lambda name: name in self._course.crew.used())
         self._book.expire(now)
         if len(self._peers) > MOST_PEERS // 2:

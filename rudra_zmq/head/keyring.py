@@ -21,6 +21,7 @@ NEEDS: dict[type, Grade] = {
     c.ListJobs: "read",
     c.GetJob: "read",
     c.GetEvents: "read",
+    c.Why: "read",
     c.DiskUse: "read",
     c.ListHosts: "read",
     c.ListFiles: "read",

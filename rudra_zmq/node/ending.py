@@ -18,7 +18,7 @@ from rudra_zmq.node.snapshot import Writer
 from rudra_zmq.node.testing import Testing
 from rudra_zmq.node.work import Diverged, Work
 from rudra_zmq.wire.codec import clip
-from rudra_zmq.wire.messages.control import JobState, NodeDone, NodeStop, Progress
+from rudra_zmq.wire.messages.control import JobState, NodeDone, NodeStop, Progress, WaitRow
 from rudra_zmq.wire.messages.data import Finish
 
 DRAIN_S = 30.0
@@ -263,6 +263,24 @@ class Ending:
             return ""
         epoch = (box.testing or box.due).epoch + 1
         return f"epoch {epoch} is tested, {self._testing.taken:.0f} s of at most {self._testing.patience:.0f} s"
+
+    def waiting(self) -> list[WaitRow]:
+        """The same, and the rest of the end, a row each."""
+        work, now = self._work, self._work.clock()
+        box, rows = work.mailbox, []
+        if not self.reported and not self._export_over:
+            what, most = "writes the last snapshot and the weights", max(WRITE_S, work.job.learners.step_timeout_s)
+            since = now - self._since
+            rows.append(WaitRow(who="node", what=what, since=since, left=max(0.0, most - since), then="the job fails"))
+        if box is not None and box.due is not None and not self.reported and not work.evaluator_lost:
+            what = f"tests the weights of epoch {(box.testing or box.due).epoch + 1}"
+            since, left = self._testing.taken, max(0.0, self._testing.patience - self._testing.taken)
+            row = WaitRow(who="the evaluator", what=what, since=since, left=left, then="the job ends without this test")
+            rows.append(row)
+        if not self._learners_left():
+            left = max(0.0, self._since + LEAVE_S - now)
+            rows.append(WaitRow(who="node", what="for the good-byes of the learners", left=left, then="it ends"))
+        return rows
 
     def _learners_left(self) -> bool:
         """Whether every learner has said good-bye, or had the time to."""

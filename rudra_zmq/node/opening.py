@@ -34,6 +34,7 @@ from rudra_zmq.node.versions import Unsendable
 from rudra_zmq.node.watch import Fence
 from rudra_zmq.node.work import MEMORY, Work, new_key, told
 from rudra_zmq.wire.layout import diff
+from rudra_zmq.wire.messages.control import WaitRow
 from rudra_zmq.wire.messages.data import Attach, Data, InitDone, Rule, RuleReply, SendInit
 
 MOST_AHEAD = 64  # leases beyond the one that is computed; more would only tie samples to a slow learner
@@ -403,6 +404,36 @@ class Opening:
             return text
         waited = f"{now - min(s.turn for s in slow):.0f} s of {limit:.0f} s"
         return f"{text} ({_ranks({s.rank for s in slow})} missing, {waited})"
+
+    def waiting(self) -> list[WaitRow]:
+        """The same for each process: who, for what, how long, how long at most, and what then."""
+        work, now = self._work, self._work.clock()
+        patience, limit = work.job.learners.deadline_s, work.job.learners.step_timeout_s
+        rows = []
+        if absent := self.expected - self._here() - {s.rank for s in self._coming()}:
+            enough = len(self._here()) >= work.job.learners.min
+            then = "it starts with those who are here" if enough else "the job fails"
+            most = patience * (2 if self._first is None else 1)
+            left = max(0.0, self.deadline() - now)
+            rows.append(_wait("node", f"for {_ranks(absent)}, not here yet", most - left, most, then))
+        if self._reading is not None:
+            since = now - self._reading
+            rows.append(_wait("node", f"reads {work.job.job.init}", since, limit, "the job fails"))
+        if self._upload is not None:
+            rank, since = self._upload.session.rank, now - self._upload.moved
+            rows.append(_wait("node", f"for version 0 from rank {rank}", since, patience, "the next rank is asked"))
+        for session in work.sessions.all:
+            who, what = f"learner {session.rank}", self._owes(session)
+            if what:
+                words, since = f"its script has not {what} yet", now - session.turn
+                rows.append(_wait(who, words, since, limit, "its process is killed and started again"))
+            else:
+                rows.append(WaitRow(who=who, what="for the others"))
+        return rows
+
+
+def _wait(who: str, what: str, since: float, most: float, then: str) -> WaitRow:
+    return WaitRow(who=who, what=what, since=max(0.0, since), left=max(0.0, most - since), then=then)
 
 
 def _ranks(ranks: set[int]) -> str:

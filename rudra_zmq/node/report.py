@@ -15,6 +15,7 @@ from rudra_zmq.node.figures import Figures
 from rudra_zmq.node.opening import Opening
 from rudra_zmq.node.saving import Saving
 from rudra_zmq.node.sessions import Session
+from rudra_zmq.node.waits import waits
 from rudra_zmq.node.watch import slow_start
 from rudra_zmq.node.work import Work
 from rudra_zmq.wire.codec import clip
@@ -90,6 +91,7 @@ class Report:
             weights=self._ending.weights,
             limited_by=self.limited_by(),
             versions=work.sessions.versions(),
+            waits=waits(work, self._opening, self._ending),
             **fields,  # type: ignore[arg-type]
         )
 

@@ -30,6 +30,7 @@ from rudra_zmq.wire.messages.records import Progress as Progress
 from rudra_zmq.wire.messages.records import Role as Role
 from rudra_zmq.wire.messages.records import Standing as Standing
 from rudra_zmq.wire.messages.records import Time as Time
+from rudra_zmq.wire.messages.records import WaitRow as WaitRow
 from rudra_zmq.wire.messages.records import Words as Words
 
 Toml: TypeAlias = Annotated[str, Meta(max_length=262144)]
@@ -146,6 +147,17 @@ class GetEvents(Message, frozen=True, tag="get_events"):
 class Events(Message, frozen=True, tag="events"):
     rows: Annotated[list[EventRow], Meta(max_length=65536)]
     job: JobRow
+
+
+class Why(Message, frozen=True, tag="why"):
+    """What do the processes of this job wait for?"""
+
+    job: JobId
+
+
+class Waits(Message, frozen=True, tag="waits"):
+    rows: Annotated[list[WaitRow], Meta(max_length=4096)]
+    job: JobRow  # without its figures
 
 
 class StopJob(Message, frozen=True, tag="stop_job"):
@@ -511,6 +523,8 @@ Control: TypeAlias = (
     | JobReply
     | GetEvents
     | Events
+    | Why
+    | Waits
     | StopJob
     | ResumeJob
     | RemoveJob

@@ -57,6 +57,16 @@ class LearnerRow(msgspec.Struct, frozen=True, kw_only=True):
     silent: Seconds = 0.0
 
 
+class WaitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process of a job waits for or works at."""
+
+    who: Short  # node, learner 3, ...
+    what: Text  # without figures that change
+    since: Seconds | None = None  # how long; None: not written down
+    left: Seconds | None = None  # until its deadline; None: it has none, or it is another's
+    then: Text = ""  # what happens at the deadline
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """What the lead tells each second and what status shows."""
 
@@ -101,6 +111,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     weights: Text = ""  # path on the lead's host, once written
     limited_by: Text = ""
     versions: Names = {}
+    waits: Annotated[list[WaitRow], Meta(max_length=4096)] = []
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):

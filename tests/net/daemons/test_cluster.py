@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rudra_zmq.wire.messages import control as c
-from tests.net.daemons.conftest import Place, until
+from tests.net.daemons.conftest import ROOT, Place, until
 
 PROGRAM = """#!{python}
 import ctypes, json, os, signal, sys, time
@@ -264,3 +265,26 @@ def test_a_script_that_is_not_there_on_the_host_fails_with_the_reason(cluster: C
     row = cluster.wait(lambda row: row.state == "FAILED", 12.0)
     assert "there is no interpreter /no/python" in row.reason
     assert cluster.node() == 0
+
+
+def test_why_names_who_is_waited_for(cluster: Cluster) -> None:
+    place = cluster.place
+    job = cluster.submit(SLEEP)
+    cluster.up()
+    env = place.env | {"RUDRA_PATHS_STATE": str(place.state), "RUDRA_PATHS_RUNTIME": str(place.runtime)}
+    cli = [sys.executable, "-c", "import sys; from rudra_zmq.cli.main import main; sys.exit(main())", "why"]
+
+    def why(*args: str) -> str:
+        done = subprocess.run([*cli, *args], env=env, cwd=ROOT, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    until(lambda: "for ranks 0, 1, not here yet" in why(job), "the node's word")
+    (row,) = [row for row in json.loads(why(job, "--json"))["waits"] if row["who"] == "node"]
+    assert 0 < row["since"] < 60 and 60 < row["left"] <= 120 and row["then"] == "the job fails"
+    cluster.client.call(c.StopJob(job=job, now=True))
+    cluster.wait(lambda row: row.state == "STOPPED")
+    assert json.loads(why(job, "--json")) | {"schema_version": 0} == {
+        "schema_version": 0, "job": job, "name": "demo", "state": "STOPPED", "reason": "stopped on request", "waits": [],
+    }  # fmt: skip
+    assert f"job {job} demo is STOPPED: stopped on request" in why(job)

@@ -702,3 +702,20 @@ def test_who_left_has_no_deadline() -> None:
     world.begin()
     world.leave(0, "bye")
     assert world.sync.next_deadline() == 3600.0, "of the other's first step"
+
+
+def test_who_computes_who_waits_and_who_is_awaited() -> None:
+    world = make("hardsync", count=3, samples=1000, step_timeout=100.0, deadline=60.0)
+    world.begin()
+    crew = world.sync.crew
+    world.now = 5.0
+    assert crew.steps(5.0) == [(rank, True, 5.0, 3600.0) for rank in range(3)] and crew.idle == []
+    world.push(1)
+    assert [step[0] for step in crew.steps(7.0)] == [0, 2] and crew.idle == [1]
+    world.push(0), world.push(2)
+    assert crew.steps(8.0) == [(rank, False, 3.0, 100.0) for rank in range(3)]
+    assert crew.lost(8.0) == []
+    world.leave(2)
+    assert crew.lost(25.0) == [(2, 40.0)]
+    world.leave(1, "bye")
+    assert crew.lost(25.0) == [(2, 40.0)]

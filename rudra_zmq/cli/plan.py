@@ -57,7 +57,9 @@ def needed(loaded: LoadedJob) -> Memory:
     """What a task's job needs; a process of its own makes the model. A script's is known once it has made its own."""
     if loaded.job.kind != "task":
         return Memory(unknown="known once the script has made its model")
-    asked = {"toml": job_to_toml(loaded.job), "cwd": loaded.job.run.cwd or os.getcwd()}
+    run = loaded.job.run
+    cwd = os.path.join(run.code, run.cwd) if run.code else run.cwd or os.getcwd()
+    asked = {"toml": job_to_toml(loaded.job), "cwd": cwd, "code": run.code}
     command = [sys.executable, "-m", "rudra_zmq.learner.estimate"]
     try:
         done = subprocess.run(

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from rudra_zmq.errors import Rejected
 from rudra_zmq.head.ranks import Seat
 
 
@@ -111,6 +112,14 @@ def never_fits(wanted: Wanted, rooms: Mapping[str, Room]) -> str:
         return ""
     whose = "the cluster has" if not wanted.hosts else f"{', '.join(wanted.hosts)} {_have(wanted.hosts)}"
     return f"the job needs {_units(wanted.count, by_device)}, {whose} {total}"
+
+
+def admit(wanted: Wanted, rooms: Mapping[str, Room]) -> None:
+    """Whether the job may wait in the queue. Rejected where it would wait for ever."""
+    if who := unknown(wanted, rooms):
+        raise Rejected(who, where="learners.hosts", fix="`rudra hosts` lists them")
+    if never := never_fits(wanted, rooms):
+        raise Rejected(never, fix="set learners.count lower, or add a host")
 
 
 def _have(names: Sequence[str]) -> str:

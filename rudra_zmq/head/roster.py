@@ -16,7 +16,7 @@ from rudra_zmq.head.effects import Effect, Send
 from rudra_zmq.head.fleet import Fleet
 from rudra_zmq.head.inspection import Findings, inspect
 from rudra_zmq.head.jobs import Book, wanted_of
-from rudra_zmq.head.placement import place, why
+from rudra_zmq.head.placement import admit, place, why
 from rudra_zmq.head.ranks import Seat
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages.data import Message
@@ -71,10 +71,11 @@ class Roster:
         return c.Ok(text=text)
 
     def planned(self, peer: bytes, request: str, message: c.PlanJob, now: float) -> Message | None:
-        """PlanJob: the answer follows when the hosts have answered."""
+        """PlanJob: the answer follows when the hosts have answered. Rejected where a submit would be."""
         file = job_from_toml(message.toml, name=message.name).job
         wanted = wanted_of("", file)
         rooms = self._fleet.rooms(self._course.crew.used())
+        admit(wanted, rooms)
         seats = place(wanted, rooms)
         if seats is None:
             return c.Planned(reason=why(wanted, rooms))

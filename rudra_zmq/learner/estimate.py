@@ -1,6 +1,6 @@
 """`python -m rudra_zmq.learner.estimate`: how much memory a task's job needs, before it is submitted.
 
-Owns: making the model once, in a process of its own, and the answer as JSON. The job comes on stdin as {"toml", "cwd"}.
+Owns: making the model once, in a process of its own, and the answer as JSON. The job (`Asked`) comes on stdin.
 Must not know: how much any host has.
 """
 
@@ -22,10 +22,11 @@ from rudra_zmq.wire.layout import Layout
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A job; ``cwd``: where its task may lie."""
+    """A job; ``cwd`` and ``code``: where its task may lie."""
 
     toml: str
     cwd: str
+    code: str = ""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ def main() -> int:
     """The exit status."""
     try:
         asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
-        sys.path.insert(0, asked.cwd)
+        sys.path[:0] = [asked.cwd, *filter(None, [asked.code])]
         job = with_places(job_from_toml(asked.toml, name="job").job, known())
         sys.stdout.buffer.write(msgspec.json.encode(estimate(job)) + b"\n")
     except (RudraError, msgspec.MsgspecError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import Rudra
+from .harness import Rudra, job_file
 
 pytest.importorskip("torch")
 
@@ -84,3 +84,10 @@ def test_again_at_a_standing_cluster(rudra: Rudra, tmp_path: Path) -> None:
         assert list((state / "bundles").iterdir()) == []
     finally:
         rudra("down")
+
+
+def test_a_dry_run_finds_a_task_in_the_code(rudra: Rudra, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/mine_alone.py").write_text("from rudra_zmq.tasks.fashion_mnist import cnn\n")
+    file = job_file(tmp_path, '[job]\ntask = "mine_alone:cnn"\n[run]\ncode = "src"\n')
+    assert "# memory of its servers, on psd's host: " in rudra("submit", "--dry-run", file).out

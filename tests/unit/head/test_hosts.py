@@ -154,9 +154,14 @@ def test_a_plan_changes_nothing(world: World) -> None:
     assert (row.host, row.ranks, row.devices) == ("a", [0, 1], ["GPU-x", "GPU-y"])
     assert (row.problems, row.memory) == (["paths.in is not set here"], 1 << 30)
     assert rows(world)["a"].free == 3
-    reply = world.cli(c.PlanJob(name="x", toml=toml.replace("2", "4"), cwd="/tmp"))
+    never = world.cli(c.PlanJob(name="x", toml=toml.replace("2", "4"), cwd="/tmp"))
+    assert isinstance(never, c.Error)  # as a submit would be
+    assert (never.code, never.message) == ("rejected", "the job needs 4 devices, the cluster has 3")
+    world.lacks = {}
+    world.submit(2)
+    reply = world.cli(c.PlanJob(name="x", toml=toml, cwd="/tmp"))
     assert isinstance(reply, c.Planned)
-    assert (reply.rows, reply.reason) == ([], "the job needs 4 devices, the cluster has 3")
+    assert (reply.rows, reply.reason) == ([], "needs 2 devices, 1 free")
 
 
 # ------------------------------------------------------------------------------------------ drain, ban

@@ -106,6 +106,12 @@ class Fleet:
             if host.peer is None and now - host.heard > FORGET_HOST_S and not decided and not keep(host.name):
                 del self.hosts[host.name]
 
+    def forget(self, name: str) -> None:
+        """As if it had never been here; what was decided about it goes too."""
+        self.hosts.pop(name, None)
+        self.former.pop(name, None)
+        self.standing.pop(name, None)
+
     def differences(self, names: Iterable[str]) -> str:
         """ "torch 2.9.0 on a, 2.8.1 on b, c": what differs between hosts of what a gradient is made by; "" if nothing.
 

@@ -90,7 +90,7 @@ class KeyDesk:
         for row in rows:
             self._keyring.revoke(row.key, self._wall())
             self._revoked(row.key, now)
-        self._fleet.hosts.pop(message.name, None)
+        self._fleet.forget(message.name)
         self._registry.forget_host(message.name)
         return c.Ok(
             text=f"{message.name} is forgotten" + "".join(f"; its key {row.key[:8]} is revoked" for row in rows)

@@ -117,3 +117,13 @@ def test_a_job_that_can_no_longer_fit_holds_up_nobody(world: World) -> None:
     assert world.state_of(small) == "STARTING"
     decide(world, "b", "ready")
     assert world.job(wide).reason == "needs 6 slots, 5 free"
+
+
+def test_a_host_that_is_forgotten_is_a_new_one_when_it_comes_again(world: World) -> None:
+    join(world, "a")
+    decide(world, "a", "banned")
+    world.restart_head()
+    assert isinstance(world.cli(c.ForgetHost(name="a")), c.Ok)
+    assert rows(world) == {}
+    join(world, "a")
+    assert rows(world)["a"].state == "ready"

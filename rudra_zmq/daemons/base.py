@@ -27,7 +27,7 @@ from typing import NoReturn
 from rudra_zmq import __version__, log, paths
 from rudra_zmq.config import RudraToml, load_rudra, merge
 from rudra_zmq.daemons.account import Account
-from rudra_zmq.daemons.service import Manager, drop_empty_credential
+from rudra_zmq.daemons.service import Manager
 from rudra_zmq.daemons.spawn import Supervisor
 from rudra_zmq.errors import EXIT_CONFIG_DAEMON, EXIT_FORCED, AlreadyRunning, ConfigError, RudraError
 from rudra_zmq.net.addresses import PathLock
@@ -331,7 +331,6 @@ def launch(
             args.log = os.path.abspath(args.log)
             redirect(args.log)
         faulthandler.enable()  # a watchdog's SIGABRT then says where the loop was stuck
-        drop_empty_credential(os.environ, options.prog)
         settings = load_rudra(given).config
         log.setup(options.prog, level=settings.log.level, fmt=settings.log.format, memory=memory)
         state = paths.state_folder(os.path.abspath(args.state) if args.state else settings.paths.state)

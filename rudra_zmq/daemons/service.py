@@ -11,21 +11,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, MutableMapping
-from pathlib import Path
 
 from rudra_zmq.net.loop import Loop
 
 LOOK_S = 1.0  # between two looks at what the status is
 MOST_STATUS = 200
-
-
-def drop_empty_credential(environ: MutableMapping[str, str], daemon: str) -> None:
-    """Forget the folder of credentials where the one for the daemon's key says "none", as its unit has it say where
-    there is no key: systemd would not start a unit whose credential is not there."""
-    folder = environ.get("CREDENTIALS_DIRECTORY", "")
-    with contextlib.suppress(OSError):
-        if folder and Path(folder, f"{daemon}.key").read_bytes().strip() == b"none":
-            del environ["CREDENTIALS_DIRECTORY"]
 
 
 class Manager:

@@ -19,12 +19,6 @@ pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())
 
 DAEMONS = ("rudra-psd", "rudra-learnerd")
 USERS = ("rudra", "rudra-learnerd", "rudra-job")
-NEW_KEY = """
-import os
-from rudra_zmq.net.auth import KeyPair
-os.umask(0o077)
-open("/etc/rudra/keys/psd.key", "w").write(KeyPair.new().secret)
-"""
 TRAINS = """
 import os, sys, torch
 import torch.nn.functional as F
@@ -169,18 +163,21 @@ def test_a_key_is_handed_over_and_its_absence_is_no_hindrance(machine: Machine) 
     def environment() -> str:
         return machine.say("sh", "-c", f"tr '\\0' '\\n' </proc/{pid(machine, 'rudra-psd')}/environ")
 
-    key = machine.tree / "etc/rudra/keys/psd.key"
+    key, conf = machine.tree / "etc/rudra/keys/psd.key", machine.tree / "etc/rudra/conf.d/tcp.toml"
     handed = "/run/credentials/rudra-psd.service/psd.key"
     assert machine("cat", handed).stdout == "none"
     try:
-        machine("/opt/rudra/venv/bin/python", "-c", NEW_KEY)
+        public = json.loads(machine("rudra", "keys", "new", "psd", "--system", "--json").stdout)["key"]
+        conf.write_text('[psd]\nlisten = "tcp://127.0.0.1:0"\n')
         machine("systemctl", "restart", "rudra-psd")
+        assert public in machine.say("rudra", "keys", "list")
         assert f"CREDENTIALS_DIRECTORY={os.path.dirname(handed)}" in environment()
         assert machine("cat", handed).stdout == key.read_text()
         machine("runuser", "-u", "rudra", "--", "cat", handed)
         machine("runuser", "-u", "rudra-job", "--", "cat", handed, status=1)
     finally:
         key.unlink(missing_ok=True)
+        conf.unlink(missing_ok=True)
         machine("systemctl", "restart", "rudra-psd")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rudra_zmq.daemons.service import MOST_STATUS, Manager, drop_empty_credential
+from rudra_zmq.daemons.service import MOST_STATUS, Manager
 from rudra_zmq.net.loop import Loop
 
 
@@ -70,18 +70,6 @@ def test_a_status_is_one_line_said_once(tmp_path: Path, sock: socket.socket) -> 
         and 0 <= time.monotonic_ns() // 1000 - int(lines[1].removeprefix("MONOTONIC_USEC=")) < 10e6
     )
     sock.close()
-
-
-def test_a_credential_that_says_none_is_none(tmp_path: Path) -> None:
-    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
-    drop_empty_credential(environ, "psd")
-    (tmp_path / "learnerd.key").write_text("none")
-    (tmp_path / "psd.key").write_text("A" * 40)
-    drop_empty_credential(environ, "psd")
-    assert environ
-    drop_empty_credential(environ, "learnerd")
-    assert not environ
-    drop_empty_credential(environ, "learnerd")
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "relative"}, {"NOTIFY_SOCKET": "/nowhere/at/all"}])

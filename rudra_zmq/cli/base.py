@@ -25,6 +25,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "reload": ("cluster_commands", "Have the daemons here read their settings again, and open their logs anew."),
     "hosts": ("host_commands", "Show the hosts that offer learners."),
     "host": ("host_commands", "Drain, ban, unban or forget hosts."),
+    "invite": ("join_commands", "On the head: print the line that makes a machine a host."),
+    "host-join": ("join_commands", "On a new host: carry out an invitation."),
     "keys": ("key_commands", "Make keys, and say which ones the head takes."),
     "submit": ("job_commands", "Hand a job to the cluster."),
     "follow": ("job_commands", "Watch a job to its end."),

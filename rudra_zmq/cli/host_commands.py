@@ -14,7 +14,7 @@ from rudra_zmq.cli.base import command as listed
 from rudra_zmq.cli.output import ago, emit_json, note, say, screen, table, utc
 from rudra_zmq.commands import Group
 from rudra_zmq.errors import RudraError, TimedOut, Unreachable
-from rudra_zmq.wire.messages.control import HostRow, Standing
+from rudra_zmq.wire.messages.control import ForgetHost, HostRow, Standing
 
 BEAT_S = 2.0
 VERSIONS = ("rudra", "python", "torch", "cuda", "driver")
@@ -159,3 +159,18 @@ unban = _decision(
     "Have hosts take learners again.",
     "Have these hosts take learners again, whether they were drained or banned.\n\n\b\n  rudra host unban a",
 )
+
+
+@host.command("forget", short_help="Drop a host from the list and revoke its key.")
+@click.argument("name")
+@json_option
+@click.pass_obj
+def forget(cli: Cli, name: str, as_json: bool) -> None:
+    """Drop a host from the list and revoke its key: it comes back by a new invitation alone.
+
+    \b
+      rudra host forget gpu-3
+    """
+    with cli.places() as places:
+        text = places.head().do(ForgetHost(name=name))
+    emit_json({"name": name, "text": text}) if as_json else say(text)

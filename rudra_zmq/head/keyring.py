@@ -100,7 +100,7 @@ class Keyring:
     def join(self, invite: str, key: str, now: float) -> c.KeyRow:
         """The invitation becomes a host's key, in one step: it is of no use a second time."""
         old = self._keys[invite]
-        if key == invite or key in self._keys:
+        if key == invite or self.live(key, now) is not None:
             raise Rejected("this key is known already", fix="make a new one for each host")
         row = c.KeyRow(key=key, name=old.name, role="host", added=now)
         used = msgspec.structs.replace(old, revoked=now)

@@ -118,6 +118,32 @@ def test_a_host_comes_in_by_its_key_and_is_revoked(keyed: Keyed) -> None:
     learnerd.wait(10)
 
 
+def test_an_invitation_makes_a_host_once(keyed: Keyed) -> None:
+    place, host, thief = keyed.place, Person(keyed.place, "host"), Person(keyed.place, "thief")
+    host.set(address="tcp://elsewhere:1")
+    line = keyed.boss("invite", "h1")[1].strip()
+    assert re.fullmatch(r"rudra host-join '[^' ]+'", line)
+    invitation = line.split("'")[1]
+    wrong = invitation.replace(keyed.key, to_hex(KeyPair.new().public))
+    assert "does not have the key" in host("host-join", wrong, status=5)[2]
+    assert "rudra-learnerd" in host("host-join", invitation)[1]
+    secret = files.person_folder(host.env) / "learnerd.key"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    settings = (host.folder / "rudra" / "rudra.toml").read_text()
+    assert f'address = "{keyed.address}"' in settings and keyed.key in settings and "elsewhere" not in settings
+    assert "was used, or its time is over" in thief("host-join", invitation, status=5)[2]
+    assert not (files.person_folder(thief.env) / "learnerd.key").exists()
+    (place.home / "r2").mkdir(mode=0o700)
+    args = ("--state", str(place.home / "s2"), "--runtime", str(place.home / "r2"))
+    learnerd = place.spawn("learnerd", *args, env={"XDG_CONFIG_HOME": host.env["XDG_CONFIG_HOME"]})
+    until(lambda: [row.name for row in place.hosts()] == ["h1"], "registration")
+    keyed.boss("host", "forget", "h1")
+    until(lambda: "was revoked" in place.log("learnerd"), "its line", 10)
+    assert place.hosts() == []
+    learnerd.send_signal(signal.SIGTERM)
+    learnerd.wait(10)
+
+
 def test_this_machines_own_need_no_keys(keyed: Keyed) -> None:
     keyed.place.learnerd()
     assert len(keyed.place.hosts()) == 1 and keyed.refused() == {}

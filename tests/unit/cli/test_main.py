@@ -16,7 +16,7 @@ from rudra_zmq import commands
 from rudra_zmq.cli.base import COMMANDS
 from rudra_zmq.cli.main import main
 
-GROUPS = {"config": ["check", "show"]}
+GROUPS = {"config": ["check", "show"], "keys": ["new", "authorize", "revoke", "list"]}
 
 
 def help_of(capsys: pytest.CaptureFixture[str], *path: str) -> list[str]:

@@ -57,11 +57,16 @@ def state_folder(configured: str = "", environ: Mapping[str, str] | None = None,
         path = Path(service)
     else:
         path = _base(env, "XDG_STATE_HOME", ".local/state") / "rudra" / f"{os.uname().nodename}-{machine_id()[:8]}"
+    check_local(path, mounts)
+    return own_folder(path, private=not _given(env, "STATE_DIRECTORY", path))
+
+
+def check_local(path: Path, mounts: str | None = None) -> None:
+    """Raises ConfigError where a state folder would be on a network file system. `mounts`: as /proc/mounts."""
     kind = filesystem_of(path, mounts)
     if kind in _NETWORK:
         fix = "set paths.state (or RUDRA_PATHS_STATE) to a folder on a local disk"
         raise ConfigError(f"the state folder is on a network file system ({kind})", where=str(path), fix=fix)
-    return own_folder(path, private=not _given(env, "STATE_DIRECTORY", path))
 
 
 def runtime_place(configured: str = "", environ: Mapping[str, str] | None = None) -> Path:

@@ -20,6 +20,7 @@ from rudra_zmq.cli.cluster import without_words
 from rudra_zmq.cli.output import emit_json, say
 from rudra_zmq.cli.places import Places
 from rudra_zmq.errors import AlreadyRunning, NotRunning, RudraError, TimedOut, of_daemon
+from rudra_zmq.net.addresses import is_daemon
 
 START_S = 20.0
 STOP_S = 60.0
@@ -106,10 +107,9 @@ def _supervisor(state: Path) -> int:
     try:
         value = json.loads((state / "up.json").read_text())
         pid = int(value["pid"])
-        command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (OSError, ValueError, KeyError):
         return 0
-    return pid if b"rudra_zmq.daemons.up" in command_line else 0
+    return pid if is_daemon(pid, "up") else 0
 
 
 @command("down")
@@ -128,7 +128,7 @@ def down(cli: Cli, as_json: bool) -> None:
     os.kill(pid, signal.SIGTERM)
     end = time.monotonic() + STOP_S
     while time.monotonic() < end:
-        if not _supervisor(state):
+        if not is_daemon(pid, "up"):  # its file goes before its lock does
             emit_json({"pid": pid, "state": str(state)}) if as_json else say("down")
             return
         time.sleep(0.05)

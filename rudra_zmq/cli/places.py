@@ -154,7 +154,10 @@ class Head:
         return self._call(message, expect=c.Keys, timeout=CALL_S)
 
     def hosts(self) -> list[c.HostRow]:
-        return self._call(c.ListHosts(), expect=c.Hosts, timeout=CALL_S).rows
+        return self.listing().rows
+
+    def listing(self) -> c.Hosts:
+        return self._call(c.ListHosts(), expect=c.Hosts, timeout=CALL_S)
 
     def set_host(self, host: str, state: c.Standing) -> str:
         return self._call(c.SetHost(host=host, state=state), expect=c.Ok, timeout=CALL_S).text
@@ -282,6 +285,19 @@ class Places:
 
     def head(self) -> Head:
         """The one head that submit and the like talk to; Unreachable with the fix where there is none."""
+        address, token = self.where()
+        try:
+            place = Head(address, token, curve=keys.curve_to(address, self.settings.head.key, "user"))
+        except NotFound as error:
+            if (refused := explain(parse(address), None, None)) is not None:
+                raise refused from None
+            fix = f"name the token file of the psd at {address} with RUDRA_TOKEN_FILE"
+            raise NotFound(error.message, where=error.where, fix=fix) from None
+        self._open.append(place)
+        return place
+
+    def where(self) -> tuple[str, Path]:
+        """The address of that head and the file of its token."""
         state = paths.state_folder(self.settings.paths.state)
         endpoint = live_endpoint(state)
         if endpoint is None and not self._has_registry(state):
@@ -294,18 +310,8 @@ class Places:
                 fix="start one with `rudra up`, name one with --head or head.address, or use `rudra run`",
             )
         parse(address)
-        token = Path(
-            os.environ.get("RUDRA_TOKEN_FILE") or (endpoint or {}).get("token_file") or paths.token_file(state)
-        )
-        try:
-            place = Head(address, token, curve=keys.curve_to(address, self.settings.head.key, "user"))
-        except NotFound as error:
-            if (refused := explain(parse(address), None, None)) is not None:
-                raise refused from None
-            fix = f"name the token file of the psd at {address} with RUDRA_TOKEN_FILE"
-            raise NotFound(error.message, where=error.where, fix=fix) from None
-        self._open.append(place)
-        return place
+        token = os.environ.get("RUDRA_TOKEN_FILE") or (endpoint or {}).get("token_file") or paths.token_file(state)
+        return address, Path(token)
 
     def all(self) -> Iterator[AnyPlace]:
         """The head, or the folder of one that is down, then the runs; with --head that head alone.

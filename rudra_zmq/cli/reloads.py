@@ -17,6 +17,7 @@ from typing import Any
 from rudra_zmq import paths
 from rudra_zmq.config import RudraToml
 from rudra_zmq.errors import RefusedBySecurity, RudraError, TimedOut, from_wire
+from rudra_zmq.net.addresses import lock_holder
 
 ANSWER_S = 10.0
 
@@ -51,10 +52,9 @@ def places(settings: RudraToml) -> list[tuple[str, Path]]:
 def ask(name: str, folder: Path) -> Asked | None:
     """Send the HUP; None where the daemon does not run."""
     try:
-        pid = int((folder / f"{name}.lock").read_text("ascii"))
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if not any(f"{mark}{name}\0".encode() in words for mark in ("rudra_zmq.daemons.", "/")):
-            return None  # the lock of one that was killed, whose PID is another's now
+        pid = lock_holder(folder / name, name)
+        if not pid:
+            return None
         before = int(_read(name, folder).get("count", 0))
         os.kill(pid, signal.SIGHUP)
     except PermissionError:

@@ -40,7 +40,7 @@ from rudra_zmq.head.figures import Figure
 from rudra_zmq.head.keyring import Origin
 from rudra_zmq.head.registry import Registry
 from rudra_zmq.net import keys
-from rudra_zmq.net.addresses import Address, PathLock, interface_of, is_any, parse, port_owner
+from rudra_zmq.net.addresses import Address, PathLock, interface_of, is_any, is_daemon, parse, port_owner
 from rudra_zmq.net.auth import KEY_CHARACTERS, Doorman, KeyPair, Verdict, to_hex
 from rudra_zmq.net.handshake import Failure
 from rudra_zmq.net.rpc import RpcServer
@@ -178,7 +178,7 @@ class Psd(Daemon):
             return bound if pair is None else self._ipc
         except AlreadyRunning:
             pid = port_owner(wanted.port)
-            if pid is None or not _is_psd(pid):
+            if pid is None or not is_daemon(pid, self.name):
                 raise
             known = AlreadyRunning(f"already running as PID {pid}", where=listen, fix=f"use it, or stop it: kill {pid}")
             raise already(self.name, known) from None
@@ -345,15 +345,6 @@ def _clear(socket: Path) -> None:
 def _memory(socket: Path) -> Path:
     """The socket that hands out the memory of the node at ``socket``."""
     return socket.with_name(f"m{socket.name[1:]}")
-
-
-def _is_psd(pid: int) -> bool:
-    """Whether a process is a psd, by its command line."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return any(word == b"rudra_zmq.daemons.psd" or word.endswith((b"/psd", b"daemons/psd.py")) for word in words)
 
 
 def _complaint(path: Path, count: int = 65536) -> str:

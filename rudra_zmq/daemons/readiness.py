@@ -30,8 +30,8 @@ def problems(job: JobFile, cwd: str, host: HostSection) -> list[str]:
     key = f"python.{name}" if name else "run.python"
     if not python:
         found.append(f'{key} is not set here. Fix: add {key} = "/.../bin/python" to [host]')
-    elif not (os.path.isfile(python) and os.access(python, os.X_OK)):
-        found.append(f"{key}: there is no interpreter {python}{whom}. Fix: correct it, or install it there")
+    else:
+        found += _interpreter_problems(key, python, whom)
     folder = job.run.cwd or cwd
     if cwd and not os.path.isdir(folder):
         found.append(f"run.cwd: there is no folder {folder}{whom}. Fix: make it, or set run.cwd")
@@ -41,6 +41,27 @@ def problems(job: JobFile, cwd: str, host: HostSection) -> list[str]:
         path = host.paths.get(place, "")
         if not path:
             found.append(f'paths.{place} is not set here. Fix: add paths.{place} = "/..." to [host]')
-        elif not os.path.exists(path):
-            found.append(f"paths.{place}: there is no {path}. Fix: correct it, or mount it")
+        else:
+            found += _path_problems(place, path)
     return found
+
+
+def own_problems(host: HostSection) -> list[str]:
+    """What of [host] itself names something that is not there, a line each."""
+    whom = f" that {host.user} may use" if host.user else ""
+    found = []
+    for name, python in host.python.items():
+        found += _interpreter_problems(f"python.{name}", python, whom)
+    for name, path in host.paths.items():
+        found += _path_problems(name, path)
+    return found
+
+
+def _interpreter_problems(key: str, python: str, whom: str) -> list[str]:
+    if os.path.isfile(python) and os.access(python, os.X_OK):
+        return []
+    return [f"{key}: there is no interpreter {python}{whom}. Fix: correct it, or install it there"]
+
+
+def _path_problems(name: str, path: str) -> list[str]:
+    return [] if os.path.exists(path) else [f"paths.{name}: there is no {path}. Fix: correct it, or mount it"]

@@ -113,21 +113,8 @@ class Fleet:
         self.standing.pop(name, None)
 
     def differences(self, names: Iterable[str]) -> str:
-        """ "torch 2.9.0 on a, 2.8.1 on b, c": what differs between hosts of what a gradient is made by; "" if nothing.
-
-        A patch level of Python is no difference.
-        """
-        hosts = [self.hosts[name] for name in names if name in self.hosts]
-        found = []
-        for what in COMPARED:
-            who: dict[str, list[str]] = {}
-            for host in hosts:
-                if version := _release(what, host.versions.get(what, "")):
-                    who.setdefault(version, []).append(host.name)
-            if len(who) > 1:
-                told = ", ".join(f"{version} on {' '.join(names)}" for version, names in who.items())
-                found.append(f"{what} {told}")
-        return "; ".join(found)
+        """As ``differing``, in one line; "" if nothing differs."""
+        return "; ".join(differing({name: self.hosts[name].versions for name in names if name in self.hosts}))
 
     def addresses(self, host: Host, given: Sequence[str]) -> list[str]:
         """Where ``host`` reaches a node of this machine that listens at ``given``, best first.
@@ -253,6 +240,23 @@ class Fleet:
         """Give up on answers that do not come."""
         for key in [key for key, asked in self._asked.items() if asked.deadline <= now]:
             self._asked.pop(key).then(None)
+
+
+def differing(versions: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """ "torch 2.9.0 on a, 2.8.1 on b c": what differs between hosts (name -> versions) of what a gradient is made by.
+
+    A patch level of Python is no difference.
+    """
+    found = []
+    for what in COMPARED:
+        who: dict[str, list[str]] = {}
+        for name, has in versions.items():
+            if version := _release(what, has.get(what, "")):
+                who.setdefault(version, []).append(name)
+        if len(who) > 1:
+            told = ", ".join(f"{version} on {' '.join(names)}" for version, names in who.items())
+            found.append(f"{what} {told}")
+    return found
 
 
 def _release(name: str, version: str) -> str:

@@ -9,6 +9,7 @@ import difflib
 
 import msgspec
 
+from rudra_zmq import __version__
 from rudra_zmq.config import job_from_toml
 from rudra_zmq.errors import NotFound
 from rudra_zmq.head.course import Course
@@ -45,7 +46,7 @@ class Roster:
 
     def listed(self, peer: bytes, request: str, message: c.ListHosts, now: float) -> Message:
         """ListHosts."""
-        return c.Hosts(rows=self.rows(now))
+        return c.Hosts(rows=self.rows(now), now=self._book.wall(), version=__version__)
 
     def decided(self, peer: bytes, request: str, message: c.SetHost, now: float) -> Message:
         """SetHost. NotFound."""

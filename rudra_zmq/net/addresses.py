@@ -114,16 +114,26 @@ def probe(address: Address, timeout: float = 2.0) -> str:
         target = resolve(address)
     except Unreachable as error:
         return error.message
-    family = socket.AF_UNIX if target.kind == "ipc" else socket.AF_INET6 if ":" in target.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as plain:
-        plain.settimeout(timeout)
-        try:
-            plain.connect(target.path if target.kind == "ipc" else (target.host, target.port))
-        except TimeoutError:
-            return f"no answer in {timeout:g} s (host down, or filtered)"
-        except OSError as error:
-            return _reason(error, target)
+    try:
+        _connected(target, timeout).close()
+    except TimeoutError:
+        return f"no answer in {timeout:g} s (host down, or filtered)"
+    except OSError as error:
+        return _reason(error, target)
     return ""
+
+
+def _connected(target: Address, timeout: float) -> socket.socket:
+    """A plain socket connected to an IP or a path. Raises OSError."""
+    family = socket.AF_UNIX if target.kind == "ipc" else socket.AF_INET6 if ":" in target.host else socket.AF_INET
+    plain = socket.socket(family, socket.SOCK_STREAM)
+    plain.settimeout(timeout)
+    try:
+        plain.connect(target.path if target.kind == "ipc" else (target.host, target.port))
+    except BaseException:
+        plain.close()
+        raise
+    return plain
 
 
 def _reason(error: OSError, address: Address) -> str:
@@ -136,6 +146,28 @@ def _reason(error: OSError, address: Address) -> str:
     if error.errno == errno.EAGAIN:
         return "its owner accepts no connections"
     return os.strerror(error.errno) if error.errno else str(error)
+
+
+def other_than_zmtp(address: Address, timeout: float = 2.0) -> str:
+    """What answers at ``address`` without speaking ZeroMQ's protocol, in words; "" where it does speak it.
+
+    Of a greeting (ZMTP 3, section 2.2) the first and the tenth byte are fixed, and it comes unasked.
+    """
+    try:
+        with _connected(resolve(address), timeout) as plain:
+            got = b""
+            while len(got) < 10 and (piece := plain.recv(64)):
+                got += piece
+    except TimeoutError:
+        return f"it says nothing in {timeout:g} s: stopped, or a program that waits to be spoken to (HTTP, say)"
+    except OSError as error:
+        return f"it ends the connection ({os.strerror(error.errno) if error.errno else error})"
+    if got[:1] == b"\xff" and got[9:10] == b"\x7f":
+        return ""
+    if not got:
+        return "it ends the connection without a word"
+    line = got.split(b"\n")[0][:40].decode("ascii", "replace").strip()
+    return f"it says {line!r}"
 
 
 def unreachable(address: Address, what: str = "nobody answers", *, fix: str = "", timeout: float = 2.0) -> Unreachable:
@@ -232,6 +264,31 @@ class PathLock:
         Path(self.lock).unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1
+
+
+def is_daemon(pid: int, name: str) -> bool:
+    """Whether a process of this machine is our daemon of this name, by its command line."""
+    try:
+        words = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
+    except OSError:
+        return False
+    return any(
+        word == f"rudra_zmq.daemons.{name}" or word.endswith((f"/{name}", f"daemons/{name}.py")) for word in words
+    )
+
+
+def lock_holder(path: Path, name: str) -> int:
+    """PID of the daemon ``name`` that holds the lock (``PathLock``) of ``path``; 0 where none does.
+
+    A lock whose owner was killed may carry the PID of somebody else by now. Raises PermissionError.
+    """
+    try:
+        pid = int(path.with_name(f"{path.name}.lock").read_text("ascii"))
+        return pid if is_daemon(pid, name) else 0
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
+        return 0
 
 
 def port_owner(port: int) -> int | None:

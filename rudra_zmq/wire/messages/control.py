@@ -193,7 +193,11 @@ class ListHosts(Message, frozen=True, tag="list_hosts"):
 
 
 class Hosts(Message, frozen=True, tag="hosts"):
+    """``now``: the head's clock; ``version``: of its rudra."""
+
     rows: Annotated[list[HostRow], Meta(max_length=65536)]
+    now: Time = 0.0
+    version: Short = ""
 
 
 class SetHost(Message, frozen=True, tag="set_host"):

@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prune": ("file_commands", "Remove old ended jobs."),
     "df": ("file_commands", "Show the room that jobs take."),
     "export": ("file_commands", "Copy a job's weights to a file."),
+    "doctor": ("doctor", "Say what is wrong here, on the way to the head, with hosts; and what mends it."),
     "simulate": ("other_commands", "Run a job's protocol in virtual time."),
     "bench": ("other_commands", "Time the code that jobs run against what this machine allows."),
     "init": ("other_commands", "Write a training script to start from."),

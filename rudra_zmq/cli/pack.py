@@ -8,6 +8,7 @@ Links are never followed, not even inside the folder: what they point to may be 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -74,8 +75,8 @@ def pack(folder: Path) -> Packed:
     root = _open_folder(folder)
     try:
         for path in _walk(root, "", _above(folder), packed.links):
-            info = os.stat(path, dir_fd=root, follow_symlinks=False)
-            found.append(_Found(path, info.st_size))
+            with contextlib.suppress(FileNotFoundError):  # it was there a moment ago
+                found.append(_Found(path, os.stat(path, dir_fd=root, follow_symlinks=False).st_size))
         _check(folder, found)
         packed.entries = [entry for item in found if (entry := _read(folder, root, item.path)) is not None]
     finally:
@@ -111,14 +112,12 @@ def _check(folder: Path, found: list[_Found]) -> None:
 
 def _walk(root: int, base: str, rules: list[_Rules], links: set[str]) -> Iterator[str]:
     """Paths of plain files below ``base``, by name; folders are entered, links are not."""
-    fd = os.open(base or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
     try:
-        with os.scandir(fd) as listing:
-            names = sorted((entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in listing)
+        names = sorted(_listed(root, base))
+    except (FileNotFoundError, NotADirectoryError):  # it was there a moment ago
+        return
     except OSError as error:
         raise _unreadable(base or ".", error) from None
-    finally:
-        os.close(fd)
     present = {name for name, _ in names}
     if base and not present.isdisjoint(MARKS):
         return
@@ -136,6 +135,18 @@ def _walk(root: int, base: str, rules: list[_Rules], links: set[str]) -> Iterato
             if problem := bundle.misnamed(path):
                 raise Rejected(f"{path!r} {problem}", fix="rename it, or name it in .gitignore")
             yield path
+
+
+def _listed(root: int, base: str) -> Iterator[tuple[str, int]]:
+    """Name and mode of what is in a folder, without what goes while it is looked at."""
+    fd = os.open(base or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+    try:
+        with os.scandir(fd) as listing:
+            for entry in listing:
+                with contextlib.suppress(FileNotFoundError):
+                    yield entry.name, entry.stat(follow_symlinks=False).st_mode
+    finally:
+        os.close(fd)
 
 
 def _read(folder: Path, root: int, path: str) -> bundle.Entry | None:

@@ -134,6 +134,18 @@ class Incoming:
             self._part.unlink(missing_ok=True)
 
 
+def _used(target: Path) -> int | None:
+    """Bytes of a bundle that is here, and in use from now on: its job is about to come. None where it is not."""
+    try:
+        os.utime(target)
+        return target.stat().st_size
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = error.strerror or "it cannot be used"
+        raise RudraError(f"the code is stored, and {reason}", where=str(target), fix="see to that disk") from None
+
+
 class Uploads:
     """Bundles that are on their way from the command line; few at once, none for ever."""
 
@@ -147,9 +159,8 @@ class Uploads:
     def put(self, name: str, size: int, offset: int, data: bytes, now: float) -> int:
         """Bytes that are held after it; a piece that does not continue them is not taken."""
         target = place(self._state, name)
-        if target.is_file():
-            os.utime(target)  # in use from now on: its job is about to come
-            return target.stat().st_size
+        if (held := _used(target)) is not None:
+            return held
         coming = self._coming.get(name, (None, 0.0))[0]
         if coming is not None and coming.size != size:
             coming.drop()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rudra_zmq.cli.pack import pack, pack_job
 from rudra_zmq.config import load_job
-from rudra_zmq.errors import ConfigError, NotFound, Rejected
+from rudra_zmq.errors import ConfigError, NotFound, Rejected, RudraError
 from rudra_zmq.wire import bundle
 
 
@@ -105,6 +107,36 @@ def test_a_sparse_file_of_a_terabyte_costs_nothing(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(Rejected, match="huge"):
         pack(tmp_path)
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "private").mkdir()
+    real = os.open
+
+    def guarded(path: object, *given: Any, **named: Any) -> int:
+        if path == "private":  # root, who runs tests too, may read everything
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", guarded)
+    with pytest.raises(RudraError, match="Permission denied") as caught:
+        pack(tmp_path)
+    assert caught.value.where == "private" and caught.value.fix
+
+
+def test_what_goes_while_it_is_looked_at_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.py", "b.py", "c.py"):
+        (tmp_path / name).touch()
+    real = os.stat
+
+    def vanishing(path: Any, **named: Any) -> os.stat_result:
+        if path == "b.py":
+            (tmp_path / "b.py").unlink()
+        return real(path, **named)
+
+    monkeypatch.setattr(os, "stat", vanishing)
+    assert [entry.path for entry in pack(tmp_path).entries] == ["a.py", "c.py"]
 
 
 def test_nothing_to_send(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rudra_zmq.net.auth import KeyPair
 from rudra_zmq.wire.messages import control as c
 from tests.long.pusher import Board
 from tests.net.node.rig import JOB, TOKEN, Rig, wait_for
@@ -43,7 +44,9 @@ class Crew:
         else:
             rig.start()
         hello = [m for m in rig.psd.all(c.NodeHello) if m.generation == rig.generation][-1]
-        (folder / "node.json").write_text(json.dumps({"addresses": hello.addresses, "generation": rig.generation}))
+        (folder / "node.json").write_text(
+            json.dumps({"addresses": hello.addresses, "generation": rig.generation, "key": hello.key})
+        )
         self.board = Board(folder / "board", ranks)
         self._say = {
             "folder": str(folder), "board": str(folder / "board"), "ranks": ranks, "tensors": tensors, "fill": fill,
@@ -55,14 +58,17 @@ class Crew:
             self.start(rank, 1, minibatches[rank] if minibatches else 0)
 
     def start(self, rank: int, incarnation: int, minibatch: int = 0) -> None:
+        key = os.memfd_create("key")  # a pair of its own; of no use where nothing is encrypted
+        os.write(key, KeyPair.new().secret.encode("ascii"))
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.long.pusher"], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[key],
         )  # fmt: skip
         assert process.stdin is not None
-        spec = {**self._say["spec"], "incarnation": incarnation}  # type: ignore[dict-item]
+        spec = {**self._say["spec"], "incarnation": incarnation, "key_fd": key}  # type: ignore[dict-item]
         process.stdin.write(json.dumps({**self._say, "rank": rank, "minibatch": minibatch, "spec": spec}))
         process.stdin.close()
+        os.close(key)
         self.processes.append(process)
 
     def __enter__(self) -> Crew:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rudra_zmq.net.sockets import WINDOW
 from rudra_zmq.wire.messages import control as c
 from rudra_zmq.wire.messages import data as d
 from tests.long.crew import Crew, Sample, sample
@@ -110,7 +111,7 @@ def test_the_slow_and_the_stopped_cost_the_others_nothing(
     rig = rig_of(text, start=False, shared=data == "shm", liveness_s=120.0)
     rates: dict[str, list[float]] = {"equal": [], "slow": [], "stopped": []}
     with Crew(rig, 4, data, tensors=SMALL, samples=MANY, seconds=0.02) as crew:
-        crew.running()
+        crew.until(lambda: min(crew.gradients) > 2 * WINDOW, 120)  # what a connection seals into was in use once
         before = crew.sample()
         for _ in range(5):
             for how, measured in rates.items():

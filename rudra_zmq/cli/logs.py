@@ -29,6 +29,7 @@ from rudra_zmq.wire.messages.control import FileData
 
 PIECE = 131072
 BEAT_S = 0.5
+SETTLE_S = 1.0  # after the end of a job, without another line
 PATIENCE_S = 60.0
 _NAME = re.compile(r"logs/(learner-(\d+)|evaluator|node)\.(log|out)")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)Z ")
@@ -246,13 +247,24 @@ class Reader:
 
     def rest(self, beat: float = BEAT_S) -> Iterator[Line]:
         """Lines as they come, to the end of the job; or to that of its cluster, where ``status`` is none of an end."""
+        grown = time.monotonic()
         while True:
             self.status = self.state()  # asked before the read, so that the last lines are not missed
             over = self.status in ENDED
-            yield from self.more(last=over)
-            if (over and not self._behind) or isinstance(self.place, DownCluster):
+            before = self._read_so_far
+            down = isinstance(self.place, DownCluster)
+            # A host may still be writing what its learners said last.
+            settled = over and time.monotonic() - grown >= SETTLE_S
+            yield from self.more(last=settled or down)
+            if down or (settled and not self._behind and before == self._read_so_far):
                 return
+            if not over or self._behind or before != self._read_so_far:
+                grown = time.monotonic()
             time.sleep(beat)
+
+    @property
+    def _read_so_far(self) -> int:
+        return sum(source.offset for source in self.sources.values())
 
     def more(self, last: bool) -> Iterator[Line]:
         """Lines that came since; nothing while the head does not answer."""

@@ -42,7 +42,7 @@ def lacking() -> str:
     return ""
 
 
-def until(done: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+def until(done: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     """The first true value of ``done``."""
     end = time.monotonic() + seconds
     while not (value := done()):

@@ -27,7 +27,7 @@ from rudra_zmq.errors import EXIT_UNREACHABLE, RudraError, Unreachable
 from rudra_zmq.head import files
 from rudra_zmq.net import keys
 from rudra_zmq.net.addresses import way_to
-from rudra_zmq.net.handshake import Curve
+from rudra_zmq.net.handshake import Curve, KeyRevoked
 from rudra_zmq.net.rpc import RpcPeer
 from rudra_zmq.wire.codec import error_message
 from rudra_zmq.wire.messages import control as c
@@ -37,6 +37,7 @@ logger = log.get()
 
 DRAIN_S = 25.0
 LAST_WORDS_S = 2.0
+SHUT_OUT_S = 2.0  # for learners of a host whose key was revoked
 FIRST_CONTACT_S = 60.0  # then a daemon that was never heard gives up, and its supervisor starts it again
 REMIND_S = 60.0
 RETRY_S = 5.0
@@ -175,6 +176,8 @@ class Learnerd(Daemon):
                 self._send_exit(message)
             return
         if isinstance(answer, c.Error) and answer.code not in ("unreachable", "timed-out"):
+            if answer.code == "security" and self._curve() is not None:  # its key is in, and is no host's
+                self._shut_out()
             error = RudraError(answer.message, where=answer.where or self._address(), fix=answer.fix)
             self._not_registered(error)
 
@@ -201,8 +204,16 @@ class Learnerd(Daemon):
         fix = "start it: rudra up (or systemctl start rudra-psd), or name another with --head"
         unreachable = Unreachable(f"psd cannot be reached: {reason}", where=self._address(), fix=fix)
         self._problem = (self._peer.problem if self._peer is not None else None) or unreachable
+        if isinstance(self._problem, KeyRevoked):
+            self._shut_out()
         if not self.stopping:
             self._complain()
+
+    def _shut_out(self) -> None:
+        """The head does not want this host: nothing may run here for its jobs, nor start again."""
+        if count := len(self._learners.running()):
+            logger.warning("learners stop: this host may not run them any more", learners=count)
+            self._learners.leave(SHUT_OUT_S)
 
     def _complain(self) -> None:
         if self.loop.now() - self._began > QUIET_S:

@@ -254,6 +254,10 @@ class Learners:
     def drain(self, grace: float) -> None:
         """This daemon ends: every learner finishes its step, pushes and leaves, ``grace`` seconds at most."""
         self._draining = True
+        self.leave(grace)
+
+    def leave(self, grace: float) -> None:
+        """All that runs here ends as for a drain; what is asked for later starts."""
         for work in list(self._work.values()):
             for worker in list(work.workers.values()):
                 self._end(work, worker, "drain", grace)

@@ -315,14 +315,17 @@ class Coordinator:
     def _evict(self, key: str, why: str, now: float) -> int:
         """End all that a key has open; how many connections that were."""
         peers = [peer for peer, known in self._peers.items() if known.key == key]
+        shut = [host for host in self._fleet.hosts.values() if host.key == key]
+        silent = [host for host in shut if host.peer is None]
+        for host in shut:
+            host.dead = True  # what it runs is no longer ours
         for peer in peers:
             error = error_message(RefusedBySecurity(why, fix="ask who runs the head"))
             for request in self._book.waiting(peer):
                 self._answer(peer, request, error)
-            host = self._fleet.of(peer)
-            if host is not None:
-                host.dead = True  # what it runs is no longer ours
             self._lose(peer, now)
+        for host in silent:
+            self._course.crew.host_lost(host, now)
         return len(peers)
 
     def _know(
@@ -359,7 +362,8 @@ class Coordinator:
         else:  # a host is its key, whatever it calls itself
             message = msgspec.structs.replace(message, name=key.name)
         host = self._fleet.register(peer, message, now)
-        self._know(peer, "learnerd", message.name, now, "" if key is None else key.key)
+        host.key = "" if key is None else key.key
+        self._know(peer, "learnerd", message.name, now, host.key)
         self._book.see_host(self._fleet.row(host, {}, self._book.wall(), now))
         logger.info("learnerd registered", host=host.name, pid=host.pid, slots=host.slots, reached=host.reached)
         if different := self._fleet.differences(name for name, other in self._fleet.hosts.items() if other.peer):

@@ -162,7 +162,8 @@ class Crew:
         if message.tail and message.kind != "ok":
             self._keep_tail(job, learner, message.tail)
         gone = self._settle(job, learner, message)
-        left, learner.leaving = learner.leaving, False
+        left = learner.leaving and learner.state != "backoff"  # that would be of before it was told
+        learner.leaving = learner.leaving and not left
         if message.kind in ("error", "spawn") and not (job.ending and job.ending[0] != "DONE"):
             self._fail(job, f"{called(learner.rank)} failed: {message.text or f'status {message.status}'}", now)
         elif message.kind in ("signal", "oom"):
@@ -189,7 +190,7 @@ class Crew:
         learner.state = "lost"
         return "lost"
 
-    def _tell_gone(self, job: Job, learner: Learner, kind: str, respawn: bool, text: str) -> None:
+    def _tell_gone(self, job: Job, learner: Learner, kind: str, respawn: bool, text: str, lowest: int = 0) -> None:
         if job.peer is None or job.done:
             return
         gone = LearnerGone(
@@ -199,6 +200,7 @@ class Crew:
             respawn=respawn,
             text=text[:4000],
             evaluator=learner.rank == EVALUATOR,
+            lowest=lowest,
         )
         self._out.append(Send(job.peer, gone))
 
@@ -298,7 +300,10 @@ class Crew:
             learner.state = "running" if pid else "backoff"
             learner.incarnation = incarnation
             learner.next = max(learner.next, incarnation + 1)
-            if pid and (rank, incarnation) in job.fences:  # while its host was silent
+            if incarnation < learner.lowest:  # it was shut out meanwhile, and its node does not take it any more
+                learner.leaving = True
+                self._fleet.tell(host, StopLearners(job=job_id, ranks=[rank], grace=2.0, leave=True))
+            elif pid and (rank, incarnation) in job.fences:  # while its host was silent
                 kill = KillLearner(job=job_id, rank=rank, incarnation=incarnation, reason="the node has given it up")
                 self._fleet.tell(host, kill)
         for job in list(self._book.live.values()):
@@ -330,8 +335,9 @@ class Crew:
             self._changed(job)
 
     def _gone_with_host(self, job: Job, learner: Learner) -> None:
-        learner.state = "wanted"
-        self._tell_gone(job, learner, "lost", True, "its learnerd is gone")
+        """It comes back by our order alone: a learnerd that was shut out may start again what it had."""
+        learner.state, learner.lowest, learner.leaving = "wanted", learner.next, False
+        self._tell_gone(job, learner, "lost", True, "its learnerd is gone", learner.next)
 
     def move_away(self, now: float) -> None:
         """Ranks that wait for a host that stays away start on another one, where there is room."""

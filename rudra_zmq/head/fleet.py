@@ -41,6 +41,7 @@ class Host:
     absent: frozenset[str] = frozenset()  # of these
     reached: str = ""  # IP of ours that it dialled; "" over ipc
     dead: bool = False  # its process is known to be gone, and its learners with it
+    key: str = ""  # that it registered under
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Learner:
     """One rank (or the evaluator) as the head knows it.
 
     ``state``: wanted (should run, nobody was asked yet), starting, running, backoff (its learnerd starts it again),
-    left (ended by itself), lost (restarts used up). ``next`` is the lowest incarnation that was never handed out.
+    left (ended by itself), lost (restarts used up). ``next`` is the lowest incarnation that was never handed out,
+    ``lowest`` the lowest that its node takes.
     """
 
     rank: int
@@ -48,7 +49,8 @@ class Learner:
     state: str = "wanted"
     incarnation: int = 0
     device: str = ""
-    leaving: bool = False  # its host was banned, and it was told so
+    leaving: bool = False  # its host was told to end it, and that it may start again
+    lowest: int = 0
 
     @property
     def seat(self) -> Seat:

@@ -106,6 +106,8 @@ class Reasons:
             left = None if host is None else max(0.0, host.heard + self._limits.move - now)
             since = None if host is None else now - host.heard
             what, then = f"for its host {learner.host}, which is away", "it moves to another one, where there is room"
+            if job.wanted.hosts == (learner.host,):
+                left, then = None, "its job may run nowhere else: it starts there when that host is back"
             return c.WaitRow(who=who, what=what, since=since, left=left, then=then)
         words: dict[str, Callable[[], str]] = {
             "wanted": lambda: "for the node, which does not serve yet",

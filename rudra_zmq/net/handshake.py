@@ -36,6 +36,10 @@ _OURS = b"\xff" + bytes(7) + b"\x01\x7f\x03"  # no mechanism yet: a server break
 _NULL = b"\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 
+class KeyRevoked(RefusedBySecurity):
+    """The key of this side was let in once."""
+
+
 class Watch:
     """Handshakes of one socket that failed. To be made before it binds or connects, closed before it is closed."""
 
@@ -102,7 +106,7 @@ def explain(address: Address, failure: Failure | None, curve: Curve) -> RudraErr
         return RefusedBySecurity(f"psd does not know the key {mine[:8]} of this side", where=where, fix=fix)
     if failure == "revoked-key":
         fix = f"ask who runs the head; it takes the key again after: rudra keys authorize {mine} NAME --role ROLE"
-        return RefusedBySecurity(f"the key {mine[:8]} of this side was revoked", where=where, fix=fix)
+        return KeyRevoked(f"the key {mine[:8]} of this side was revoked", where=where, fix=fix)
     if address.kind != "tcp" or probe(address, 1.0):
         return None  # no keys there; or nobody listens (any more), which has its own words
     wanted = mechanism(address, keyless=curve is None)

@@ -266,16 +266,21 @@ class Lead:
         return control.Ok()
 
     def _learner_gone(self, message: control.LearnerGone) -> None:
+        last = max(message.incarnation, message.lowest - 1)
+        if message.lowest:
+            self.work.sessions.bar(None if message.evaluator else message.rank, message.lowest)
         if message.evaluator:
             here = self.work.sessions.evaluators
-            if any(connection.incarnation > message.incarnation for connection in here):
+            if any(connection.incarnation > last for connection in here):
                 return  # its successor was faster than the word of its death
             for connection in here:
                 self.work.sessions.gone(connection.peer)
                 self.work.post.drop(connection.peer)
             self.testing.gone(for_good=not message.respawn and message.kind != "bye")
             return
-        session = self.work.sessions.session(message.rank, message.incarnation)
+        session = self.work.sessions.at(message.rank)
+        if session is not None and not message.incarnation <= session.incarnation <= last:
+            session = None
         failed = self._failed.pop((message.rank, message.incarnation), None)
         if failed is not None and message.kind == "bye" and not self.ending.over:
             self.work.event("E", f"learner {message.rank} failed, and its process ended well: {failed}")

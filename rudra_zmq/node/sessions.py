@@ -121,6 +121,7 @@ class Sessions:
         self._places: dict[tuple[str, int], Connection] = {}
         self._sessions: dict[int, Session] = {}
         self._over: dict[int, int] = {}  # rank: highest incarnation that ended
+        self._tested = 0  # lowest incarnation of the evaluator that may come
         self._versions: dict[str, dict[str, str]] = {}  # who: what its newest process says that it runs
 
     # ------------------------------------------------------------------------------------------ look-up
@@ -235,6 +236,8 @@ class Sessions:
         self._check_incarnation(hello)
 
     def _check_evaluator(self, hello: Hello) -> None:
+        if hello.incarnation < self._tested:
+            raise Turned("old-incarnation", NotRunning(f"evaluator {hello.incarnation} is over"))
         old = self._places.get(("evaluator", 0))
         if old is not None and hello.incarnation < old.incarnation:
             error = NotRunning(f"evaluator {old.incarnation} has taken the place of {hello.incarnation}")
@@ -287,6 +290,13 @@ class Sessions:
                 del self._places[role, session.rank]
                 self._connections.pop(connection.peer, None)
         session.peer = None
+
+    def bar(self, rank: int | None, lowest: int) -> None:
+        """What is below ``lowest`` of a rank (None: of the evaluator) is not let in any more; who is in stays in."""
+        if rank is None:
+            self._tested = max(self._tested, lowest)
+        else:
+            self._over[rank] = max(self._over.get(rank, -1), lowest - 1)
 
     def gone(self, peer: bytes) -> Connection | None:
         """A socket cannot be reached any more; the connection that it was."""

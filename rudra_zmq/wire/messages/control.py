@@ -495,7 +495,7 @@ class NodeDone(Message, frozen=True, tag="node_done"):
 
 class LearnerGone(Message, frozen=True, tag="learner_gone"):
     """To the node: this incarnation's process is dead (kind lost or fenced) or left (bye). ``evaluator``: it is
-    the evaluator's (its rank means nothing)."""
+    the evaluator's (its rank means nothing). Whatever of the rank is below ``lowest`` is over too."""
 
     rank: Rank
     incarnation: Count
@@ -503,6 +503,7 @@ class LearnerGone(Message, frozen=True, tag="learner_gone"):
     respawn: bool
     text: Text = ""
     evaluator: bool = False
+    lowest: Count = 0  # incarnation that may come from now on
 
 
 class NodeStop(Message, frozen=True, tag="node_stop"):

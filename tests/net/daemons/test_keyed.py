@@ -14,6 +14,7 @@ import pytest
 
 from rudra_zmq.net import keys as files
 from rudra_zmq.net.auth import KeyPair, to_hex
+from rudra_zmq.wire.messages import control as c
 from tests.net.daemons.conftest import Place, until
 
 PORT = re.compile(r"tcp://127\.0\.0\.1:\d+")
@@ -116,6 +117,50 @@ def test_a_host_comes_in_by_its_key_and_is_revoked(keyed: Keyed) -> None:
     until(lambda: not place.hosts()[0].silent, "its return")
     learnerd.send_signal(signal.SIGTERM)
     learnerd.wait(10)
+
+
+PROGRAM = """#!{python}
+import ctypes, json, os, signal, sys, time
+ctypes.CDLL(None).prctl(1, 9)
+spec = json.load(open(os.environ["RUDRA_LEARNER"]))
+signal.signal(15, signal.SIG_IGN)
+open({starts!r}, "a").write("%d %d\\n" % (spec["incarnation"], os.getpid()))
+time.sleep(120)
+"""
+
+
+def test_learners_of_a_revoked_host_end_and_start_with_it_again(keyed: Keyed) -> None:
+    place, host = keyed.place, Person(keyed.place, "host")
+    public = host.make("learnerd")
+    keyed.boss("keys", "authorize", public, "h1", "--role", "host")
+    env = {"XDG_CONFIG_HOME": host.env["XDG_CONFIG_HOME"], "RUDRA_HEAD_KEY": keyed.key}
+    (place.home / "r2").mkdir(mode=0o700)
+    args = ("--head", keyed.address, "--state", str(place.home / "s2"), "--runtime", str(place.home / "r2"))
+    place.spawn("learnerd", *args, env=env)
+    until(lambda: [row.name for row in place.hosts()] == ["h1"], "registration")
+    program, starts = place.home / "learner", place.home / "starts"
+    program.write_text(PROGRAM.format(python=sys.executable, starts=str(starts)))
+    program.chmod(0o700)
+    (place.home / "x.py").touch()
+    toml = f'[run]\nscript = "{place.home}/x.py"\npython = "{program}"\n[learners]\ncount = 1\nhosts = ["h1"]\n'
+    client = place.client()
+    job = client.call(c.Submit(request="r1", name="demo", toml=toml, cwd="/"), expect=c.Submitted).job
+
+    def started() -> list[list[int]]:
+        return [[int(word) for word in line.split()] for line in starts.read_text().splitlines()]
+
+    until(starts.exists, "the learner")
+    until(started, "the learner")
+    keyed.boss("keys", "revoke", "h1")
+    until(lambda: "this host may not run them" in place.log("learnerd"), "its line", 10)
+    until(lambda: not list((place.home / "r2").glob("n-*")), "the end of its learner", 10)
+    ((first, pid),) = started()
+    assert not Path(f"/proc/{pid}").exists()
+    keyed.boss("keys", "authorize", public, "h1", "--role", "host")
+    until(lambda: len(started()) == 2, "its return", 20)
+    assert started()[1][0] > first + 3
+    client.call(c.StopJob(job=job))
+    until(lambda: client.call(c.GetJob(job=job), expect=c.JobReply).row.state == "STOPPED", "the end", 20)
 
 
 def test_an_invitation_makes_a_host_once(keyed: Keyed) -> None:

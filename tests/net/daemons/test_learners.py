@@ -383,3 +383,18 @@ def test_learners_that_wait_for_code_can_be_stopped(host: Host) -> None:
     host.until((host.state / "jobs" / JOB / "code").is_dir)
     host.loop.turn(0.05)
     assert host.starts == []
+
+
+def test_a_host_that_is_shut_out_ends_all_and_can_start_again(host: Host) -> None:
+    body = "if rank == 1 and spec['incarnation'] == 1: os.kill(os.getpid(), 9)\ntime.sleep(60)\n"
+    host.start(body, [0, 1])
+    host.until(lambda: host.exits)
+    host.learners.leave(5.0)
+    host.until(lambda: len(host.exits) == 3)
+    assert {(e.rank, e.incarnation, e.kind, e.respawn) for e in host.exits[1:]} == {
+        (0, 1, "ok", True),
+        (1, 2, "ok", True),
+    }
+    assert host.learners.running() == []
+    host.start(body, [0, 1], incarnation=5)
+    assert {(rank, incarnation) for _, rank, incarnation, _ in host.learners.running()} == {(0, 5), (1, 5)}

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rudra_zmq.errors import NotFound, Rejected
-from rudra_zmq.head.effects import Send
 from rudra_zmq.head.keyring import NEEDS, Keyring, Origin, allows, local_grade
 from rudra_zmq.head.registry import SCHEMA_VERSION, Registry
 from rudra_zmq.wire.messages import control as c
@@ -223,9 +222,36 @@ def test_the_learners_of_a_revoked_host_are_lost_at_once(world: World) -> None:
     world.report(job)
     world.take()
     assert isinstance(world.cli(c.RevokeKey(key=HOST[:8])), c.Ok)
-    gone = [e.message for e in world.effects if isinstance(e, Send) and isinstance(e.message, c.LearnerGone)]
-    assert {(m.rank, m.kind) for m in gone} >= {(0, "lost"), (1, "lost")}
+    gone = world.sent(c.LearnerGone)
+    assert {(m.rank, m.kind, m.lowest) for m in gone} >= {(0, "lost", 5), (1, "lost", 5)}  # 3 restarts each
     assert say(world, b"h", c.HostPing(), HOST).code == "security"
+    # Let in again with one that did not stop: it ends, and starts with a number that the node takes.
+    world.head.keyring.authorize(HOST, "a", "host", world.now)
+    register = c.Register(token="", name="a", slots=4, pid=500, boot=BOOT, running=[(job, 0, 2, 0), (job, 1, 2, 701)])
+    assert isinstance(say(world, b"h2", register, HOST), c.Registered)
+    assert [(m.ranks, m.leave) for m in world.sent(c.StopLearners, b"h2")] == [([0], True), ([1], True)]
+    world.take()
+    for rank, incarnation, kind in ((0, 1, "signal"), (0, 2, "ok"), (1, 2, "ok")):
+        ended = c.LearnerExit(
+            job=job, rank=rank, incarnation=incarnation, evaluator=False, kind=kind, status=0, respawn=True
+        )  # fmt: skip
+        assert isinstance(say(world, b"h2", ended, HOST), c.Ok)
+    starts = [(m.ranks, m.incarnation) for m in world.sent(c.StartLearners, b"h2")]
+    assert [ranks for ranks, _ in starts] == [[0], [1]] and all(incarnation >= 5 for _, incarnation in starts)
+
+
+def test_the_learners_of_a_host_that_is_silent_when_it_is_revoked_are_lost_too(world: World) -> None:
+    world.head.keyring.authorize(HOST, "a", "host", world.now)
+    register = c.Register(token="", name="a", slots=4, pid=500, boot=BOOT)
+    assert isinstance(say(world, b"h", register, HOST), c.Registered)
+    job = world.submit(1)
+    world.hello(job)
+    assert isinstance(say(world, b"h", c.LearnerStarted(job=job, rank=0, incarnation=1, pid=700), HOST), c.Ok)
+    world.report(job)
+    world.do(world.head.gone(b"h", world.now))
+    assert world.sent(c.LearnerGone) == []
+    assert isinstance(world.cli(c.ForgetHost(name="a")), c.Ok)
+    assert [(m.rank, m.kind, m.lowest) for m in world.sent(c.LearnerGone) if not m.evaluator] == [(0, "lost", 5)]
 
 
 # ------------------------------------------------------------------------------------------------- invitations

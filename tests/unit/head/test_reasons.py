@@ -69,6 +69,14 @@ def test_learners_whose_host_is_away_or_that_start_again(world: World) -> None:
     assert "moves" in row.then
 
 
+def test_a_learner_that_may_run_on_its_host_alone(world: World) -> None:
+    job = world.running(1, toml='[run]\nscript = "/x"\n[learners]\ncount = {count}\nhosts = ["a"]\n')
+    world.dead.add(500)
+    world.wait(5.0, alive=())
+    row = why(world, job)["learner 0"]
+    assert "its host a, which is away" in row.what and row.left is None and "nowhere else" in row.then
+
+
 def test_an_end(world: World) -> None:
     job = world.running(2)
     world.cli(c.StopJob(job=job))

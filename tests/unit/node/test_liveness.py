@@ -355,3 +355,21 @@ def test_a_script_that_fails_and_ends_well_is_told(stage_of: StageOf) -> None:
     failing.say(d.Bye(reason="failed", text="ValueError: boom"))
     stage.lead.command(c.LearnerGone(rank=1, incarnation=1, kind="bye", respawn=False))
     assert stage.events("boom") == ["learner 1 failed, and its process ended well: ValueError: boom"]
+
+
+def test_what_a_shut_out_host_starts_by_itself_is_not_let_in(stage_of: StageOf) -> None:
+    stage = stage_of(protocol="async", sync="n = 2")
+    stage.crew(2)
+    second = Peer(stage, 1, incarnation=2)
+    second.hello()  # its host was faster than the word of its end
+    gone = c.LearnerGone(rank=1, incarnation=1, kind="lost", respawn=True, lowest=5)
+    assert isinstance(stage.lead.command(gone), c.Ok)
+    assert [row.state for row in stage.lead.report.learners()] == ["present", "lost"]
+    third = Peer(stage, 1, incarnation=3)
+    for peer in (second, third):
+        peer.hello()
+        assert peer.take(d.Refused).code == "not-running"
+    ours = Peer(stage, 1, incarnation=5)
+    ours.hello()
+    ours.say(ATTACH)
+    ours.ready()

@@ -158,3 +158,18 @@ def test_a_thousand_connects_leave_nothing(sessions: Sessions) -> None:
             sessions.gone(b"a%d" % i)
             sessions.gone(b"a%d" % i)
     assert len(sessions._connections) <= 3 and len(sessions._places) <= 3 and len(sessions.all) == 1
+
+
+def test_below_the_bar_nobody_comes_in(sessions: Sessions) -> None:
+    sessions.bar(1, 5)
+    sessions.bar(None, 3)
+    for hello in (_hello(rank=1, incarnation=4), _hello("pulse", rank=1), _hello("evaluator", incarnation=2)):
+        with pytest.raises(Turned, match="old-incarnation"):
+            sessions.hello(b"x", hello, 0.0)
+    sessions.bar(1, 2)  # told late
+    for name, hello in {
+        b"0": _hello(),
+        b"1": _hello(rank=1, incarnation=5),
+        b"e": _hello("evaluator", incarnation=3),
+    }.items():
+        sessions.hello(name, hello, 0.0)

@@ -5,6 +5,7 @@ A command returns an int (None is 0) and raises RudraError for what a user can m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,23 @@ def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [text for text in dict.fromkeys(t for r in rows for t in (r.job, r.name)) if text.startswith(incomplete)]
 
 
-job_argument = click.argument("job", default="", shell_complete=complete_jobs)
+def given_job(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """A click callback: "" means the newest job, but only where nothing was written; an unset variable is no job."""
+    if value == "" or (isinstance(value, tuple) and "" in value):
+        raise click.BadParameter("a job was given and is empty: an unset variable?")
+    return "" if value is None else value
+
+
+job_argument = click.argument("job", required=False, callback=given_job, shell_complete=complete_jobs)
+
+
+def key_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """A click callback: the name of a key, or of a host that is invited."""
+    from rudra_zmq.wire.messages.control import NAME_PATTERN
+
+    if not re.fullmatch(NAME_PATTERN, value) or value.endswith("\n"):
+        raise click.BadParameter(f"{value!r:.80} is not 1 to 64 of A-Z a-z 0-9 . _ - with a letter or digit first")
+    return value
 
 
 class Group(commands.Group):

@@ -17,9 +17,10 @@ from rudra_zmq import paths
 from rudra_zmq.cli import reloads
 from rudra_zmq.cli.base import Cli, command, json_option
 from rudra_zmq.cli.cluster import without_words
-from rudra_zmq.cli.output import emit_json, say
+from rudra_zmq.cli.output import emit_json, note, say
 from rudra_zmq.cli.places import Places
-from rudra_zmq.errors import AlreadyRunning, NotRunning, RudraError, TimedOut, of_daemon
+from rudra_zmq.config.load import paths_alone
+from rudra_zmq.errors import AlreadyRunning, ConfigError, NotRunning, RudraError, TimedOut, of_daemon
 from rudra_zmq.net.addresses import is_daemon
 
 START_S = 20.0
@@ -121,7 +122,12 @@ def down(cli: Cli, as_json: bool) -> None:
     \b
       rudra down
     """
-    state = paths.state_folder(cli.settings.paths.state)
+    try:
+        folder = cli.settings.paths.state
+    except ConfigError as error:  # what runs must be stopped all the same
+        note(f"rudra: {error}")
+        folder = paths_alone().state
+    state = paths.state_folder(folder)
     pid = _supervisor(state)
     if not pid:
         raise NotRunning("nothing is up", where=str(state), fix="`rudra up` starts a cluster")

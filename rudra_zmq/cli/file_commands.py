@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from rudra_zmq.cli.base import Cli, command, complete_jobs, json_option
+from rudra_zmq.cli.base import Cli, command, complete_jobs, given_job, json_option
 from rudra_zmq.cli.job_commands import duration
 from rudra_zmq.cli.output import ago, emit_json, note, say, size, table
 from rudra_zmq.cli.places import ENDED, DownCluster, Found
@@ -21,7 +21,7 @@ PIECE = 262144
 
 
 @command("rm")
-@click.argument("jobs", nargs=-1, required=True, shell_complete=complete_jobs)
+@click.argument("jobs", nargs=-1, required=True, callback=given_job, shell_complete=complete_jobs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def rm(cli: Cli, jobs: tuple[str, ...], yes: bool) -> None:
@@ -133,7 +133,7 @@ def _usage(jobs: list[Found]) -> list[tuple[str, str, int]]:
 
 
 @command("export")
-@click.argument("job", shell_complete=complete_jobs)
+@click.argument("job", callback=given_job, shell_complete=complete_jobs)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not say what was written.")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import click
 
-from rudra_zmq.cli.base import Cli, command, complete_jobs, job_argument, json_option, quiet_option
+from rudra_zmq.cli.base import Cli, command, complete_jobs, given_job, job_argument, json_option, quiet_option
 from rudra_zmq.cli.follow import Follower, event_line, story
 from rudra_zmq.cli.jobs_given import (
     TargetCommand,
@@ -142,7 +142,7 @@ def follow(cli: Cli, job: str, as_json: bool, quiet: bool, timeout: float | None
 
 
 @command("wait")
-@click.argument("jobs", nargs=-1, shell_complete=complete_jobs)
+@click.argument("jobs", nargs=-1, callback=given_job, shell_complete=complete_jobs)
 @json_option
 @timeout_option
 @click.pass_obj
@@ -182,6 +182,7 @@ def jobs(cli: Cli, as_json: bool, quiet: bool) -> None:
     """
     with cli.places() as places:
         found = places.jobs()
+        places.check()
         places.tell()
     if as_json:
         emit_json({"jobs": [_brief(f.row) for f in found]})

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from rudra_zmq.cli.base import Cli, command, json_option
+from rudra_zmq.cli.base import Cli, command, json_option, key_name
 from rudra_zmq.cli.job_commands import duration
 from rudra_zmq.cli.output import emit_json, note, say
 from rudra_zmq.config.edit import with_values
@@ -32,10 +32,19 @@ JOIN_S = 15.0
 _INVITATION = re.compile(r"(tcp://\S+?)/([0-9a-f]{64})/([0-9a-f]{64})")
 
 
+def _held(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    seconds = duration(ctx, param, value) or 0.0
+    if not 1 <= seconds <= c.INVITE_MOST_S:
+        raise click.BadParameter(f"{value} is not within 1s to 7d")
+    return seconds
+
+
 @command("invite")
-@click.argument("name")
+@click.argument("name", callback=key_name)
 @click.option("--address", default="", metavar="ADDRESS", help="Of the head, as the new host is to dial it.")
-@click.option("--for", "seconds", callback=duration, default="1h", show_default=True, help="How long it holds.")
+@click.option(
+    "--for", "seconds", callback=_held, default="1h", show_default=True, help="How long it holds, at most 7d."
+)
 @json_option
 @click.pass_obj
 def invite(cli: Cli, name: str, address: str, seconds: float, as_json: bool) -> None:

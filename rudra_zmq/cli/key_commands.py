@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rudra_zmq.cli.base import COMMANDS, Cli, json_option
+from rudra_zmq.cli.base import COMMANDS, Cli, json_option, key_name
 from rudra_zmq.cli.output import ago, emit_json, say, table, utc
 from rudra_zmq.commands import Group
 from rudra_zmq.errors import UsageError
@@ -52,7 +52,7 @@ def new(owner: str, system: bool, as_json: bool) -> None:
 
 @keys.command("authorize", short_help="Let a key in, under a name and with a role.")
 @click.argument("key")
-@click.argument("name")
+@click.argument("name", callback=key_name)
 @click.option(
     "--role",
     type=click.Choice(["read", "submit", "admin", "host"]),
@@ -63,7 +63,9 @@ def new(owner: str, system: bool, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def authorize(cli: Cli, key: str, name: str, role: c.Role, as_json: bool) -> None:
-    """Let a key in, under a name and with a role; a known one gets both anew, also after it was revoked.
+    """Let a key in, under a name and with a role; a revoked one gets both anew.
+
+    Of a key that is let in already the name or the role changes; what else it was must be revoked first.
 
     \b
       rudra keys authorize 3fa9... alice --role submit

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rudra_zmq.cli.output import note, size
 from rudra_zmq.config import JobFile
-from rudra_zmq.errors import ConfigError, NotFound, Rejected, RudraError
+from rudra_zmq.errors import ConfigError, NotFound, Rejected
 from rudra_zmq.wire import bundle
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ class _Found:
 
 def pack(folder: Path) -> Packed:
     """All files of ``folder`` that belong into a bundle. Rejected over the bound or without a file."""
+    if os.path.realpath(folder) == "/":
+        fix = "name the folder of your code"
+        raise ConfigError("run.code: it is the whole file system", where=str(folder), fix=fix)
     packed = Packed()
     found: list[_Found] = []
     root = _open_folder(folder)
@@ -121,7 +124,7 @@ def _walk(root: int, base: str, rules: list[_Rules], links: set[str]) -> Iterato
     present = {name for name, _ in names}
     if base and not present.isdisjoint(MARKS):
         return
-    if ".gitignore" in present:
+    if any(name == ".gitignore" and stat.S_ISREG(mode) for name, mode in names):  # as git: no link, no folder
         rules = [*rules, _Rules(base, _spec(_text(root, base)))]
     for name, mode in names:
         path = f"{base}/{name}" if base else name
@@ -164,9 +167,9 @@ def _read(folder: Path, root: int, path: str) -> bundle.Entry | None:
         raise _unreadable(str(folder / path), error) from None
 
 
-def _unreadable(path: str, error: OSError) -> RudraError:
+def _unreadable(path: str, error: OSError) -> ConfigError:
     fix = "make it readable, or name it in .gitignore"
-    return RudraError(f"the code cannot be read: {error.strerror}", where=path, fix=fix)
+    return ConfigError(f"run.code: the code cannot be read: {error.strerror}", where=path, fix=fix)
 
 
 # ------------------------------------------------------------------------------------------- .gitignore

@@ -21,7 +21,7 @@ import msgspec
 from rudra_zmq import paths
 from rudra_zmq.cli.output import note
 from rudra_zmq.config import RudraToml
-from rudra_zmq.errors import NotFound, NotRunning, RudraError, TimedOut, Unreachable
+from rudra_zmq.errors import NotFound, NotRunning, RefusedBySecurity, RudraError, TimedOut, Unreachable
 from rudra_zmq.head import bundles
 from rudra_zmq.head.files import list_files, read_file, remove_folder, usage
 from rudra_zmq.head.registry import Registry
@@ -273,8 +273,8 @@ class Places:
         self._address = head
         self._open: list[Head] = []
         self._found: list[Found] | None = None
-        self._problems: list[str] = []
-        self._silent = False  # a head did not answer
+        self._problems: list[RudraError] = []
+        self._silent: RudraError | None = None  # why a head was not asked
 
     def __enter__(self) -> Places:
         return self
@@ -327,9 +327,10 @@ class Places:
             yield self.head()
         except Unreachable as error:
             if self.settings.head.address:
-                self._problems.append(str(error))
+                self._problems.append(error)
         except RudraError as error:
-            self._problems.append(str(error))
+            self._problems.append(error)
+            self._silent = error
         if down and self._has_registry(state):
             yield DownCluster(state)
         yield from self._runs(state / "runs")
@@ -340,7 +341,8 @@ class Places:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            self._problems.append(f"{folder}: {error.strerror}. Fix: chown it to yourself, or remove it")
+            what = error.strerror or "it cannot be read"
+            self._problems.append(RudraError(what, where=str(folder), fix="chown it to yourself, or remove it"))
             return False
 
     def _runs(self, folder: Path) -> Iterator[AnyPlace]:
@@ -358,15 +360,18 @@ class Places:
                 continue
             try:
                 place = Head(endpoint["address"], Path(endpoint["token_file"]), run=run)
-            except (RudraError, KeyError) as error:
-                self._problems.append(str(error))
+            except RudraError as error:
+                self._problems.append(error)
+                continue
+            except KeyError:
+                self._problems.append(RudraError("its endpoint.json is not whole", where=str(run), fix="stop its psd"))
                 continue
             self._open.append(place)
             yield place
 
     def tell(self) -> None:
         """Name the places that could not be asked, once."""
-        lines = list(dict.fromkeys(self._problems))
+        lines = list(dict.fromkeys(map(str, self._problems)))
         for line in lines[:MOST_PROBLEMS]:
             note(f"rudra: {line}")
         if len(lines) > MOST_PROBLEMS:
@@ -383,10 +388,20 @@ class Places:
                 except RudraError as error:
                     if self._address:
                         raise
-                    self._problems.append(str(error))
-                    self._silent = self._silent or isinstance(place, Head)
+                    self._problems.append(error)
+                    if isinstance(place, Head):
+                        self._silent = self._silent or error
             self._found = sorted(found, key=lambda f: f.row.created, reverse=True)
         return self._found
+
+    def check(self) -> None:
+        """Raise where no job was found, and the reason may be a place that could not be asked; the others are told."""
+        if self.jobs() or not self._problems:
+            return
+        first = self._silent or self._problems[0]
+        self._problems = [error for error in self._problems if str(error) != str(first)]
+        self.tell()
+        raise first
 
     @staticmethod
     def _jobs_of(place: AnyPlace) -> list[Found]:
@@ -404,11 +419,14 @@ class Places:
         for candidate in found:
             if candidate.row.job == job:
                 return candidate
+        self.check()
         self.tell()
         if not found:
             raise NotFound("there are no jobs", fix="start one with `rudra run JOB.toml`")
         named = [f for f in found if not job or f.row.name == job]
-        if not named and self._silent:
+        if not named and self._silent is not None:
+            if isinstance(self._silent, RefusedBySecurity):
+                raise RefusedBySecurity(f"no job {job!r} where jobs could be asked for", fix="see the line before")
             raise Unreachable(f"no job {job!r} where jobs could be asked for", fix="see the line before, and ask again")
         if not named:
             raise NotFound(f"no job {job!r}", fix="`rudra jobs` lists them")

@@ -6,6 +6,7 @@ Owns how a plan is asked for and shown. What is printed stays a job file: all th
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from rudra_zmq.cli.base import Cli
 from rudra_zmq.cli.jobs_given import submission
 from rudra_zmq.cli.output import emit_json, say, size, table
 from rudra_zmq.cli.run import job_as_object, print_job
+from rudra_zmq.commands import fail
 from rudra_zmq.config import LoadedJob, job_to_toml
 from rudra_zmq.errors import EXIT_OK, EXIT_USAGE, Unreachable
 from rudra_zmq.wire.bundle import Bundle
@@ -34,6 +36,7 @@ class Memory:
     learner: int = 0
     parts: tuple[tuple[str, int], ...] = ()
     unknown: str = ""
+    wrong: bool = False  # the model cannot be made, here at least
 
 
 def dry_run(cli: Cli, loaded: LoadedJob, code: Bundle | None, as_json: bool) -> int:
@@ -50,7 +53,9 @@ def dry_run(cli: Cli, loaded: LoadedJob, code: Bundle | None, as_json: bool) -> 
     else:
         print_job(loaded, code, as_json)
         say("\n" + "\n".join(f"# {line}".rstrip() for line in _lines(plan, memory, lacks)))
-    return EXIT_USAGE if any(lacks.values()) else EXIT_OK
+    if memory.wrong:
+        fail(f"its model cannot be made: {memory.unknown}")
+    return EXIT_USAGE if memory.wrong or any(lacks.values()) else EXIT_OK
 
 
 def needed(loaded: LoadedJob) -> Memory:
@@ -68,7 +73,8 @@ def needed(loaded: LoadedJob) -> Memory:
     except subprocess.TimeoutExpired:
         return Memory(unknown=f"its model was not made within {ESTIMATE_S:g} s")
     if done.returncode != 0:
-        return Memory(unknown=(done.stderr.strip().splitlines() or ["no model could be made"])[-1])
+        said = (done.stderr.strip().splitlines() or ["no model could be made"])[-1].removeprefix("rudra: ")
+        return Memory(unknown=said, wrong=importlib.util.find_spec("torch") is not None)
     found = json.loads(done.stdout.splitlines()[-1])
     return Memory(found["servers"], found["learner"], tuple((name, count) for name, count in found["parts"]))
 

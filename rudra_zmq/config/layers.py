@@ -47,19 +47,23 @@ def read_text(path: Path) -> str:
         # Not waiting for who may never write into a pipe.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError("it is no plain file", where=str(path), fix="name a TOML file")
+                raise ConfigError("it is no plain file", where=str(path), fix="it has to be a TOML file")
             data = file.read(MAX_FILE + 1)
     except FileNotFoundError:
         raise ConfigError("there is no such file", where=str(path), fix="check the path") from None
     except OSError as error:
         reason = error.strerror or "it cannot be read"
-        raise ConfigError(f"cannot read the file: {reason}", where=str(path), fix="name a readable TOML file") from None
+        raise ConfigError(f"cannot read the file: {reason}", where=str(path), fix="make it readable") from None
     if len(data) > MAX_FILE:
-        raise ConfigError(f"the file has more than {MAX_FILE // 1024} KiB", where=str(path), fix="name a TOML file")
+        raise ConfigError(
+            f"the file has more than {MAX_FILE // 1024} KiB", where=str(path), fix="it has to be a TOML file"
+        )
     try:
         return data.decode("utf-8-sig")  # with or without the mark that some editors begin a file with
-    except UnicodeDecodeError:
-        raise ConfigError("the file is not UTF-8 text", where=str(path), fix="name a TOML file") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        fix = "mend that line: TOML is text in UTF-8"
+        raise ConfigError("the file is not UTF-8 text", where=f"{path}:{line}", fix=fix) from None
 
 
 def parse_toml(text: str, label: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Precedence: -s, then RUDRA_* (keys of rudra.toml), the job file, ~/.config/rudra
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rudra_zmq.config.checks import conflicts, notices_of, problems_of, unsaid
-from rudra_zmq.config.host import RudraToml, misnamed_entry
+from rudra_zmq.config.host import PathsSection, RudraToml, misnamed_entry
 from rudra_zmq.config.job import JobFile
 from rudra_zmq.config.layers import (
     LEVEL_FILE,
@@ -323,17 +324,39 @@ def own_folder(environ: Mapping[str, str]) -> Path:
     return (Path(base) if base.startswith("/") else Path(os.path.expanduser("~/.config"))) / "rudra"
 
 
-def _rudra_layers(
-    sets: Sequence[str], environ: Mapping[str, str], etc: Path, home: Path | None
-) -> tuple[LoadedRudra | None, list[ConfigError]]:
-    problems: list[ConfigError] = []
-    settings: dict[str, Setting] = {}
+def _rudra_files(environ: Mapping[str, str], etc: Path, home: Path | None) -> tuple[Path, ...]:
     wanted = [
         etc / "rudra.toml",
         *sorted(etc.glob("conf.d/*.toml")),
         (home or own_folder(environ)) / "rudra.toml",
     ]
-    files = tuple(path for path in wanted if os.path.exists(path))
+    return tuple(path for path in wanted if os.path.exists(path))
+
+
+def paths_alone(environ: Mapping[str, str] | None = None, etc: Path = ETC, home: Path | None = None) -> PathsSection:
+    """The folders as far as the settings can be read: for what has to go on although a file is wrong."""
+    environ = os.environ if environ is None else environ
+    settings: dict[str, Setting] = {}
+    for path in _rudra_files(environ, etc, home):
+        with contextlib.suppress(ConfigError):
+            settings |= _rudra_file(path, [])
+    settings |= from_environment(RudraToml, environ, [])
+    values: dict[str, Any] = {}
+    for key, setting in settings.items():
+        problems: list[ConfigError] = []
+        value = _converted(RudraToml, {key: setting}, problems)
+        if key.startswith("paths.") and not problems:
+            values |= value
+    config: RudraToml = _assembled(RudraToml, values)
+    return config.paths
+
+
+def _rudra_layers(
+    sets: Sequence[str], environ: Mapping[str, str], etc: Path, home: Path | None
+) -> tuple[LoadedRudra | None, list[ConfigError]]:
+    problems: list[ConfigError] = []
+    settings: dict[str, Setting] = {}
+    files = _rudra_files(environ, etc, home)
     for path in files:
         settings |= _rudra_file(path, problems)
     settings |= from_environment(RudraToml, environ, problems)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from rudra_zmq import log
-from rudra_zmq.errors import NotFound, RefusedBySecurity, Rejected
+from rudra_zmq.errors import NotFound, RefusedBySecurity, Rejected, RudraError
 from rudra_zmq.head.fleet import Fleet
 from rudra_zmq.head.keyring import Keyring
 from rudra_zmq.head.registry import Registry
@@ -38,11 +38,13 @@ class KeyDesk:
         self._evict, self._wall = evict, wall
 
     def authorize(self, peer: bytes, request: str, message: c.AuthorizeKey, now: float) -> Message:
+        before = self._keyring.live(message.key, self._wall())
         row = self._keyring.authorize(message.key, message.name, message.role, self._wall())
         # What it has open goes by its old name and role.
         self._evict(row.key, f"the key {row.key[:8]} has another role or name now", now)
         logger.info("key authorised", key=row.key[:8], name=row.name, role=row.role)
-        return c.Ok(text=f"{row.name} may connect with the key {row.key[:8]}, as {row.role}")
+        was = f" (before: {before.name}, {before.role})" if before is not None else ""
+        return c.Ok(text=f"{row.name} may connect with the key {row.key[:8]}, as {row.role}{was}")
 
     def revoke(self, peer: bytes, request: str, message: c.RevokeKey, now: float) -> Message:
         rows = self._keyring.revoke(message.key, self._wall())
@@ -83,7 +85,8 @@ class KeyDesk:
         rows = [row for row in rows if row.role in ("host", "invite")]
         host = self._fleet.hosts.get(message.name)
         if not rows and host is not None and host.peer is not None:
-            raise Rejected(f"a learnerd of this name is registered, without a key: PID {host.pid}", fix="stop it first")
+            what = f"a learnerd of this name runs, without a key: PID {host.pid}"
+            raise RudraError(what, fix="stop it first")
         known = {row.name for row in self._registry.hosts(self._wall())}
         if not rows and host is None and message.name not in known:
             raise NotFound(f"there is no host {message.name}", fix="`rudra hosts` lists them")

@@ -82,9 +82,15 @@ class Keyring:
         return sorted(self._keys.values(), key=lambda row: (row.added, row.key))
 
     def authorize(self, key: str, name: str, role: c.Role, now: float) -> c.KeyRow:
-        """Rejected where another living key has the name."""
+        """Rejected where another living key has the name; where this one is let in already, and is a host's or an
+        invitation (or is to become one), or would lose name and role at once."""
         self._free(name, key, now)
         known = self._keys.get(key)
+        if known is not None and self._lives(known, now):
+            persons = known.role in _RANK and role in _RANK
+            if known.role != role and not (persons and known.name == name):
+                fix = f"revoke it first: rudra keys revoke {known.name}"
+                raise Rejected(f"the key {key[:8]} is let in already: {known.name}, as {known.role}", fix=fix)
         row = c.KeyRow(key=key, name=name, role=role, added=known.added if known is not None else now)
         self._save(row)
         return row

@@ -6,22 +6,37 @@ what a message says.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from typing import TypeVar, overload
 
 from rudra_zmq import log
-from rudra_zmq.errors import RudraError, TimedOut
+from rudra_zmq.errors import RudraError, TimedOut, UsageError
 from rudra_zmq.net.addresses import parse, probe, unreachable
 from rudra_zmq.net.handshake import Curve, explain
 from rudra_zmq.net.sockets import Context, Dealer, make_context
 from rudra_zmq.wire.codec import WireError, decode_control, encode_control, error_of, other_version
 from rudra_zmq.wire.messages.control import Control, Envelope, Error
 from rudra_zmq.wire.messages.data import Message
+from rudra_zmq.wire.seal import Buffer
 
 journal = log.get()
 
 _M = TypeVar("_M", bound=Message)
+_FIELD = re.compile(r"^field: (.*?)(?: - at `\$\.?(.*)`)?$")
+
+
+def frames_of(id: str, message: Message) -> list[Buffer]:
+    """A request of ours. UsageError, with the field, where what it was given cannot be said on the wire."""
+    try:
+        return encode_control(Envelope(id, False), message)
+    except WireError as error:
+        found = _FIELD.match(str(error))
+        why, field = (found[1], found[2]) if found else (str(error), None)
+        what = f"its {field} cannot be sent" if field else "it cannot be sent"
+        asked = type(message).__name__
+        raise UsageError(f"{asked}: {what}: {why}", fix="see to what was given, shorter or in UTF-8") from None
 
 
 class RpcClient:
@@ -77,9 +92,10 @@ class RpcClient:
         """
         id = id or secrets.token_hex(16)
         deadline = time.monotonic() + timeout
+        frames = frames_of(id, message)
         answer = None
         while answer is None:
-            answer = self._try(id, message, deadline)
+            answer = self._try(id, message, frames, deadline)
         if isinstance(answer, Error):
             raise error_of(answer)
         if expect is not None and not isinstance(answer, expect):
@@ -95,12 +111,12 @@ class RpcClient:
 
     # ---------------------------------------------------------------------------------------------- parts
 
-    def _try(self, id: str, message: Message, deadline: float) -> Control | None:
+    def _try(self, id: str, message: Message, frames: list[Buffer], deadline: float) -> Control | None:
         """One sending and the wait for its answer; None: again, on a new connection."""
         self._connect(deadline)
         dealer = self._dealer
         assert dealer is not None
-        if not dealer.send(encode_control(Envelope(id, False), message)):
+        if not dealer.send(frames):
             self._drop()
             return None
         repeat = time.monotonic() + self._PATIENCE
@@ -164,7 +180,7 @@ class RpcClient:
         self._met = True
         if self._whoami is not None:
             self._introduced = secrets.token_hex(16)
-            dealer.send(encode_control(Envelope(self._introduced, False), self._whoami))
+            dealer.send(frames_of(self._introduced, self._whoami))
 
     def _drop(self) -> None:
         if self._dealer is not None:

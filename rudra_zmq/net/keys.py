@@ -74,7 +74,7 @@ def read(path: Path, *, handed: bool = False) -> KeyPair:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise NotFound("there is no key", where=str(path), fix="make it: rudra keys new") from None
+        raise NotFound("there is no key", where=str(path), fix=f"make it: {_new(path)}") from None
     except OSError as error:
         reason = error.strerror or "it cannot be opened"
         raise RefusedBySecurity(f"cannot read the key: {reason}", where=str(path), fix=_chown(path)) from None
@@ -87,13 +87,22 @@ def read(path: Path, *, handed: bool = False) -> KeyPair:
         raise RefusedBySecurity(f"the key belongs to uid {found.st_uid}", where=str(path), fix=_chown(path))
     if found.st_mode & (0o027 if handed else 0o077):
         message = f"others can read the secret key (mode {stat.S_IMODE(found.st_mode):04o})"
-        fix = f"rm {path} and make a new one if anybody else uses this machine; else chmod 600 {path}"
+        fix = f"chmod 600 {path} if nobody else uses this machine; else rm {path} and make a new one: {_new(path)}"
         raise RefusedBySecurity(message, where=str(path), fix=fix)
     try:
         return KeyPair.of(text.decode("ascii").strip())
     except ValueError:
-        fix = f"rm {path}, then make a new one: rudra keys new"
+        fix = f"rm {path}, then make a new one: {_new(path)}"
         raise RefusedBySecurity("this is no secret key", where=str(path), fix=fix) from None
+
+
+def _new(path: Path) -> str:
+    """How the key of this file is made, and who has to hear of it."""
+    owner = path.stem
+    told = {"psd": "; every host and person that has the old one as head.key must then be told"}
+    command = "rudra keys new" + (f" {owner}" if owner in ("psd", "learnerd") else "")
+    command += " --system" * (path.parent == SYSTEM)
+    return command + told.get(owner, "; the head must then be told (rudra keys authorize)")
 
 
 def _chown(path: Path) -> str:

@@ -68,6 +68,22 @@ _envelope = msgspec.msgpack.Decoder(Envelope)
 _T = TypeVar("_T")
 
 
+def _pack(message: Message | Envelope) -> bytes:
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError as error:  # what a terminal or a file name gave that is no UTF-8
+        field = next(name for name in message.__struct_fields__ if not _is_text(getattr(message, name)))
+        raise WireError("field", f"not UTF-8: {one_line(error.object[:80])} - at `$.{field}`") from None
+
+
+def _is_text(value: object) -> bool:
+    try:
+        _encoder.encode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _unpack(decoder: msgspec.msgpack.Decoder[_T], body: Buffer) -> _T:
     try:
         return decoder.decode(body)
@@ -114,7 +130,7 @@ def encode_data(message: Message, payload: Buffer | None = None) -> list[Buffer]
 
     Raises WireError where the other side would have to refuse the result (a field out of its limits).
     """
-    header = PREFIX + _encoder.encode(message)
+    header = PREFIX + _pack(message)
     if isinstance(message, Chunk):
         if payload is None or not 0 < memoryview(payload).nbytes <= CHUNK:
             raise WireError("size", f"a chunk carries 1 to {CHUNK} bytes")
@@ -157,7 +173,7 @@ def decode_from_node(frames: Sequence[Frame]) -> tuple[FromNode, Frame | None]:
 
 def encode_control(envelope: Envelope, message: Message) -> list[Buffer]:
     """Frames of a message of the control plane. Raises WireError as encode_data does."""
-    frames: list[Buffer] = [PREFIX + _encoder.encode(envelope), _encoder.encode(message)]
+    frames: list[Buffer] = [PREFIX + _pack(envelope), _pack(message)]
     decode_control(frames)
     return frames
 

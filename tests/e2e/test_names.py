@@ -53,6 +53,9 @@ def test_a_dry_run_shows_where_a_job_would_go_and_the_memory_it_needs(rudra: Rud
     text = '[job]\ntask = "rudra_zmq.tasks.fashion_mnist:cnn"\n[learners]\ncount = 3\n'
     file = job_file(tmp_path, text)
     assert "# it would wait: no psd answers: " in rudra("submit", "--dry-run", file).out
+    absent = job_file(tmp_path, text.replace("fashion_mnist", "nosuch"), "absent.toml")
+    refused = rudra("submit", "--dry-run", absent, status=2)
+    assert "its model cannot be made: task rudra_zmq.tasks.nosuch:cnn: no module named" in refused.err
     rudra("up")
     try:
         out = rudra("submit", "--dry-run", file).out

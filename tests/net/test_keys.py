@@ -71,6 +71,26 @@ def test_what_is_no_secret_is_refused(env: dict[str, str], tmp_path: Path, conte
     assert content == "" or content not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("owner", "words"),
+    [
+        ("user", "rudra keys new; the head must then be told"),
+        ("learnerd", "rudra keys new learnerd; the head must then be told"),
+        ("psd", "rudra keys new psd; every host and person"),
+    ],
+)
+def test_the_fix_of_a_damaged_key_makes_that_key(tmp_path: Path, owner: str, words: str) -> None:
+    path, _ = keys.make(owner, tmp_path / "keys")
+    path.write_text("damaged")
+    with pytest.raises(RefusedBySecurity) as caught:
+        keys.read(path)
+    assert words in caught.value.fix
+    path.unlink()
+    with pytest.raises(NotFound) as missing:
+        keys.read(path)
+    assert words in missing.value.fix
+
+
 def test_a_link_is_not_followed(env: dict[str, str], tmp_path: Path) -> None:
     path, _ = keys.make("psd", keys.person_folder(env))
     (path.parent / "learnerd.key").symlink_to(path)

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from rudra_zmq import __version__
-from rudra_zmq.errors import NotFound, RefusedBySecurity, Rejected, RudraError, TimedOut, Unreachable
+from rudra_zmq.errors import NotFound, RefusedBySecurity, Rejected, RudraError, TimedOut, Unreachable, UsageError
 from rudra_zmq.net.loop import Loop
 from rudra_zmq.net.rpc import RpcClient, RpcServer
 from rudra_zmq.net.sockets import Dealer, Router, make_context
 from rudra_zmq.wire import codec
 from rudra_zmq.wire.codec import REASONS, decode_control, encode_control
 from rudra_zmq.wire.messages.control import (
+    AuthorizeKey,
     DiskUse,
     Envelope,
     Error,
@@ -28,6 +29,7 @@ from rudra_zmq.wire.messages.control import (
     ListJobs,
     NodeStop,
     Ok,
+    SetHost,
     Whoami,
 )
 from rudra_zmq.wire.messages.data import Message
@@ -412,3 +414,21 @@ class TestClient:
                 until(net.loop(), lambda: asked)
         assert asked == [Ok(text="from the second")]
         assert len(ids) == 2 and ids[0] == ids[1]
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (AuthorizeKey(key="a" * 64, name="bad name", role="read"), "AuthorizeKey: its name cannot be sent"),
+        (SetHost(host="\udcff", state="drained"), "SetHost: its host cannot be sent: not UTF-8"),
+        (SetHost(host="x" * 5000, state="drained"), "SetHost: its host cannot be sent"),
+        (GetEvents(job="a1b2c3", after=0, wait=99.0), "GetEvents: its wait cannot be sent"),
+    ],
+)
+def test_a_request_that_cannot_be_said_is_a_usage_error_before_anything_is_sent(message: Message, words: str) -> None:
+    with (
+        RpcClient("ipc:///nowhere/at/all", patience=0.0) as client,
+        pytest.raises(UsageError, match=words) as caught,
+    ):
+        client.call(message, 1.0)
+    assert caught.value.fix and str(caught.value).isprintable()

@@ -39,7 +39,8 @@ Piece: TypeAlias = Annotated[bytes, Meta(max_length=262144)]
 Origins: TypeAlias = Annotated[dict[Short, Short], Meta(max_length=4096)]  # key of the job file -> source
 Ranks: TypeAlias = Annotated[list[Rank], Meta(max_length=65536)]
 BundleName: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256 of a bundle of user code
-Name: TypeAlias = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]  # of a key
+NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Name: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]  # of a key
 Places: TypeAlias = Annotated[list[Text], Meta(max_length=64)]  # addresses
 
 
@@ -270,7 +271,7 @@ class LogData(Message, frozen=True, tag="log_data"):
 
 
 class AuthorizeKey(Message, frozen=True, tag="authorize_key"):
-    """Let a key in under a name; of one that is known, change name and role and take back its revocation."""
+    """Let a key in under a name; of one that is known, change name or role, or take back its revocation."""
 
     key: Key
     name: Name
@@ -297,12 +298,15 @@ class Keys(Message, frozen=True, tag="keys"):
     refused: Fates = {}
 
 
+INVITE_MOST_S = 604800.0
+
+
 class Invite(Message, frozen=True, tag="invite"):
     """``key`` may join as the host ``name``, once, within ``seconds``. Answered by ``keys`` without rows."""
 
     key: Key
     name: Name
-    seconds: Annotated[float, Meta(ge=1, le=604800)]
+    seconds: Annotated[float, Meta(ge=1, le=INVITE_MOST_S)]
 
 
 class Join(Message, frozen=True, tag="join"):

@@ -79,6 +79,19 @@ def test_the_table_of_commands_is_whole(capsys: pytest.CaptureFixture[str]) -> N
         (["run", "/dev/null"], ["/dev/null is no file"]),
         (["init", "/nowhere/train.py"], ["/nowhere/train.py"]),
         (["--head"], ["--head"]),
+        *(
+            (["keys", "authorize", "a" * 64, name], ["NAME", "1 to 64 of"])
+            for name in ("", "bad name", "x" * 80, "x\n")
+        ),
+        *((["invite", name], ["NAME", "1 to 64 of"]) for name in ("", "a b", "x" * 65, "\udcff")),
+        (["invite", "gpu1", "--for", "0s"], ["0s is not within 1s to 7d"]),
+        (["invite", "gpu1", "--for", "100000d"], ["100000d is not within 1s to 7d"]),
+        *(
+            ([name, ""], ["a job was given and is empty"])
+            for name in ("stop", "status", "rm", "wait", "follow", "show", "again", "resume", "logs", "why")
+        ),
+        (["wait", "x", ""], ["a job was given and is empty"]),
+        (["export", "", "x"], ["a job was given and is empty"]),
     ],
 )
 def test_a_usage_error_is_one_line_with_its_fix(
@@ -135,9 +148,11 @@ def test_what_has_no_effect_is_said(capsys: pytest.CaptureFixture[str], tmp_path
     assert main(["config", "check", "--json", str(file)]) == 0
     assert json.loads(capsys.readouterr().out)["notes"][0].startswith(line.removeprefix("note: "))
     for command in (["run", "--dry-run"], ["submit", "--dry-run"], ["config", "show"]):
-        assert main([*command, str(file)]) == 0
+        absent = "submit" in command  # is where a task is looked for
+        assert main([*command, str(file)]) == (2 if absent else 0)
         out, err = capsys.readouterr()
-        assert out and err.startswith(line) and err.count("\n") == 1
+        assert out and err.startswith(line) and err.count("\n") == 1 + absent
+        assert ("rudra: its model cannot be made: task a.b:c: no module named a" in err) == absent
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:

@@ -190,3 +190,14 @@ def test_a_script_that_would_not_be_in_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a link"):
         pack_job(load_job(job(tmp_path, 'code = "."\nscript = "link.py"')).job)
     assert pack_job(load_job(job(tmp_path, 'script = "train.py"')).job) is None
+
+
+def test_a_gitignore_that_is_a_folder_says_nothing(tmp_path: Path) -> None:
+    write(tmp_path, ".gitignore/a.py", "b.py")
+    assert names(tmp_path) == [".gitignore/a.py", "b.py"]
+
+
+@pytest.mark.parametrize("folder", ["/", "/usr/.."])
+def test_the_whole_file_system_is_no_code(folder: str) -> None:
+    with pytest.raises(ConfigError, match="whole file system"):
+        pack(Path(folder))

@@ -220,3 +220,49 @@ def test_endpoints_of_the_dead(state: Path) -> None:
 
     assert isinstance(ended_run(Head(run)), FinishedRun)  # type: ignore[arg-type]
     assert ended_run(Head(None)) is None  # type: ignore[arg-type]
+
+
+def test_where_nothing_could_be_asked_the_reason_is_the_error(
+    state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["jobs"]) == 0  # there are none, and nobody who would have any
+    assert main(["status"]) == 3 and "there are no jobs" in capsys.readouterr().err
+    # A head beyond this machine, and there is no key.
+    monkeypatch.setenv("RUDRA_HEAD_KEY", "a" * 64)
+    (state.parent / ".config" / "rudra").mkdir(parents=True)
+    (state.parent / ".config" / "rudra" / "rudra.toml").write_text('[head]\naddress = "tcp://192.0.2.1:7"\n')
+    for line in (["jobs"], ["status"], ["status", "x"], ["wait"]):
+        assert main(line) == 5
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and "there is no key of user here" in err, err
+    job = make(state / "runs" / "aaaaa1")
+    assert main(["jobs"]) == 0  # what there is is shown
+    out, err = capsys.readouterr()
+    assert job in out and "there is no key of user here" in err
+    assert main(["status", "nosuch"]) == 5  # it may be there
+    assert "there is no key of user here" in capsys.readouterr().err
+
+
+def test_a_torn_registry_is_no_empty_table(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths.registry_file(state).write_bytes(b"x" * 8192)
+    for line in (["jobs"], ["jobs", "--json"], ["status"]):
+        assert main(line) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and "the registry cannot be read" in err
+
+
+def test_down_goes_on_where_rudra_toml_cannot_be_read(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / ".config" / "rudra"
+    own.mkdir(parents=True)
+    (own / "rudra.toml").write_bytes(b"[psd]\n# \xff\n")
+    assert main(["down"]) == 3
+    warning, error = capsys.readouterr().err.splitlines()
+    assert "rudra.toml:2" in warning and "mend that line" in warning
+    assert "nothing is up" in error and str(state) in error
+    # Of a file with one wrong key the others hold.
+    monkeypatch.delenv("RUDRA_PATHS_STATE")
+    (own / "rudra.toml").write_text(f'[paths]\nstate = "{tmp_path}/other"\n[psd]\nnosuch = 1\n')
+    assert main(["down"]) == 3
+    assert f"{tmp_path}/other" in capsys.readouterr().err.splitlines()[-1]

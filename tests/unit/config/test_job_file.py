@@ -439,15 +439,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe")
     big.write_bytes(b"#" * 300_000)
     assert check_job(missing) == [f"there is no such file ({missing}). Fix: check the path"]
-    assert check_job(folder) == [f"cannot read the file: Is a directory ({folder}). Fix: name a readable TOML file"]
-    assert check_job(binary) == [f"the file is not UTF-8 text ({binary}). Fix: name a TOML file"]
-    assert check_job(big) == [f"the file has more than 256 KiB ({big}). Fix: name a TOML file"]
+    assert check_job(folder) == [f"cannot read the file: Is a directory ({folder}). Fix: make it readable"]
+    assert check_job(binary) == [f"the file is not UTF-8 text ({binary}:1). Fix: mend that line: TOML is text in UTF-8"]
+    assert check_job(big) == [f"the file has more than 256 KiB ({big}). Fix: it has to be a TOML file"]
 
 
 def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     for path in (tmp_path / "pipe.toml", Path("/dev/null")):
-        assert check_job(path) == [f"it is no plain file ({path}). Fix: name a TOML file"]
+        assert check_job(path) == [f"it is no plain file ({path}). Fix: it has to be a TOML file"]
 
 
 def test_a_mark_at_the_begin_of_a_file_is_no_part_of_it(tmp_path: Path) -> None:

@@ -70,6 +70,24 @@ def test_a_head_that_is_restarted_knows_what_it_knew(world: World, ring: Keyring
     assert [world.head.keyring.verdict(key, 20.0) for key in (ALICE, BOB)] == [200, 500]
 
 
+def test_a_key_that_is_let_in_loses_nothing_silently(world: World, ring: Keyring) -> None:
+    ring.authorize(HOST, "gpu1", "host", 1.0)
+    ring.invite(INVITE, "gpu2", 1e12, 1.0)
+    ring.authorize(ALICE, "alice", "read", 1.0)
+    before = ring.rows()
+    for key, name, role in [(HOST, "eve", "submit"), (HOST, "gpu1", "admin"), (INVITE, "gpu2", "host"),
+                            (ALICE, "alice", "host"), (ALICE, "eve", "admin")]:  # fmt: skip
+        with pytest.raises(Rejected, match="is let in already: ") as caught:
+            ring.authorize(key, name, role, 2.0)  # type: ignore[arg-type]
+        assert "rudra keys revoke" in caught.value.fix
+    assert ring.rows() == before
+    for name, role, was in (("al", "read", "(before: alice, read)"), ("al", "admin", "(before: al, read)")):
+        reply: Any = world.cli(c.AuthorizeKey(key=ALICE, name=name, role=role))  # type: ignore[arg-type]
+        assert reply.text.endswith(was)
+    ring.revoke("gpu1", 3.0)
+    assert ring.authorize(HOST, "eve", "submit", 4.0).name == "eve"
+
+
 def test_a_name_is_one_living_keys(ring: Keyring) -> None:
     ring.authorize(ALICE, "alice", "submit", 1.0)
     with pytest.raises(Rejected, match="there is a key named alice"):
@@ -293,6 +311,7 @@ def test_only_an_invitation_may_join(world: World) -> None:
     for role in ("admin", "host"):
         world.head.keyring.authorize(ALICE, "alice", role, world.now)  # type: ignore[arg-type]
         assert say(world, b"alice", c.Join(key=EVE), ALICE).code == "security"
+        world.head.keyring.revoke("alice", world.now)
     assert say(world, b"l", c.Join(key=EVE)).code == "security"
 
 
@@ -306,7 +325,7 @@ def test_a_host_that_is_forgotten(world: World) -> None:
     assert world.head.keyring.verdict(HOST, world.now) == 500
     assert world.cli(c.ForgetHost(name="h1")).code == "not-found"  # type: ignore[union-attr]
     world.register()
-    assert world.cli(c.ForgetHost(name="a")).code == "rejected"  # type: ignore[union-attr]  # alive, by token
+    assert world.cli(c.ForgetHost(name="a")).code == "failed"  # type: ignore[union-attr]  # alive, by token
 
 
 # ------------------------------------------------------------------------------------------------- the registry

@@ -13,6 +13,14 @@ if [ ! -d "${XDG_CACHE_HOME:-$HOME/.cache}/pip" ]; then
     export PIP_CACHE_DIR=${PIP_CACHE_DIR:-$root/.cache/pip}
 fi
 
+# An activated .venv is no interpreter to make .venv with: nothing here takes one from it.
+outside=()
+IFS=: read -r -a folders <<<"$PATH"
+for folder in "${folders[@]}"; do
+    [ "$folder" -ef "$venv/bin" ] || outside+=("$folder")
+done
+PATH=$(IFS=: && printf '%s' "${outside[*]}")
+
 say() { printf '==> %s\n' "$*"; }
 
 die() {
@@ -83,11 +91,17 @@ stamp_holds() {
 # --- the interpreter ---
 
 # probe PYTHON: its path, how it makes environments ("-": it cannot) and its torch ("-": none that will do), a line
-# each. Fails for anything that is no Python >= 3.10.
+# each. Fails for anything that is no Python >= 3.10, and for that of .venv, which goes before a new one is made.
 probe() {
-    "$1" - 2>/dev/null <<'PY'
-import re, sys
+    RUDRA_VENV=$venv "$1" - 2>/dev/null <<'PY'
+import os, re, sys
 if sys.version_info < (3, 10):
+    sys.exit(1)
+ways = [sys.executable]
+while os.path.islink(ways[-1]):
+    ways.append(os.path.join(os.path.dirname(ways[-1]), os.readlink(ways[-1])))
+folders = [os.path.join(sys.prefix, "bin"), *map(os.path.dirname, ways)]
+if os.path.realpath(os.path.join(os.environ["RUDRA_VENV"], "bin")) in map(os.path.realpath, folders):
     sys.exit(1)
 from importlib import metadata, util
 try:
@@ -108,7 +122,12 @@ PY
 choose_python() {
     local candidates candidate facts rank best=-1 found=
     candidates=(python3 python3.{14,13,12,11,10} /usr/bin/python3)
-    [ -z "${RUDRA_PYTHON:-}" ] || candidates=("$RUDRA_PYTHON")
+    if [ -n "${RUDRA_PYTHON:-}" ]; then
+        candidates=("$RUDRA_PYTHON")
+        if [ "$(dirname "$RUDRA_PYTHON")" -ef "$venv/bin" ]; then
+            die "RUDRA_PYTHON=$RUDRA_PYTHON is in .venv itself, which is made anew. Fix: unset it, or name the one outside"
+        fi
+    fi
     for candidate in "${candidates[@]}"; do
         command -v "$candidate" >/dev/null || continue
         mapfile -t facts < <(probe "$candidate")
@@ -144,6 +163,9 @@ build_env() ( # EXTRAS YES
     # From here on whatever ends this leaves no half of an environment.
     trap 'rm -rf "$venv"' EXIT
     trap 'exit 130' INT TERM HUP
+    if [ -e "$venv" ] && [ ! -f "$stamp" ]; then
+        say "Environment: .venv is removed, because it is not one that this script finished"
+    fi
     say "Environment: making .venv with $python"
     rm -rf "$venv"
     make_venv

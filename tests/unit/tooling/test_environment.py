@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ class Checkout:
         facts = self.said["FACTS"]
         facts.with_name(facts.name + python.name).write_text(f"{python}\n{maker}\n{torch}\n")
 
-    def run(self, *arguments: str, python: Path | None = None, path: Path | None = None) -> tuple[int, list[str]]:
+    def run(self, *arguments: str, python: Path | None = None, path: Path | str | None = None) -> tuple[int, list[str]]:
         """Exit status and the lines of bin/quickstart. 42 means: the environment was made, the data came next.
 
         `python` is RUDRA_PYTHON; with `path` there is none, and that folder is the first on PATH.
@@ -208,6 +209,43 @@ def test_no_python_that_will_do(checkout: Checkout, tmp_path: Path) -> None:
         status, lines = checkout.run(python=python)
         assert status == 1
         assert lines == [f"error: RUDRA_PYTHON={python} is no Python 3.10 or newer. Fix: correct or unset it"]
+
+
+def by_hand(checkout: Checkout) -> Path:
+    """The folder of the programs of a .venv that somebody made with Python itself."""
+    made = checkout.root / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True, timeout=60)
+    return made / "bin"
+
+
+def test_an_activated_environment_made_by_hand_is_not_built_from_itself(checkout: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "path").mkdir()
+    checkout.probed(tmp_path / "path" / "python3", "venv", "2.6.0")
+    path = f"{by_hand(checkout)}:{tmp_path / 'path'}"
+    status, lines = checkout.run(path=path)
+    assert lines[:2] == [
+        "==> Environment: .venv is removed, because it is not one that this script finished",
+        f"==> Environment: making .venv with {tmp_path / 'path' / 'python3'}",
+    ]
+    assert status == 42
+    assert checkout.run(path=path)[1][0] == "==> Environment: .venv is ready"
+
+
+def test_an_interpreter_of_the_environment_is_not_taken_through_a_link(checkout: Checkout, tmp_path: Path) -> None:
+    link = tmp_path / "linked"
+    link.symlink_to(by_hand(checkout) / "python3")
+    status, lines = checkout.run(python=link)
+    assert (status, (checkout.root / ".venv").exists()) == (1, True)
+    assert lines == [f"error: RUDRA_PYTHON={link} is no Python 3.10 or newer. Fix: correct or unset it"]
+
+
+def test_rudra_python_in_the_environment_itself(checkout: Checkout) -> None:
+    python = by_hand(checkout) / "python3"
+    status, lines = checkout.run(python=python)
+    assert (status, python.exists()) == (1, True)
+    assert lines == [
+        f"error: RUDRA_PYTHON={python} is in .venv itself, which is made anew. Fix: unset it, or name the one outside"
+    ]
 
 
 def test_a_failed_install_leaves_nothing(checkout: Checkout) -> None:

@@ -20,8 +20,8 @@ from rudra_zmq.cli.cluster import without_words
 from rudra_zmq.cli.output import emit_json, note, say
 from rudra_zmq.cli.places import Places
 from rudra_zmq.config.load import paths_alone
-from rudra_zmq.errors import AlreadyRunning, ConfigError, NotRunning, RudraError, TimedOut, of_daemon
-from rudra_zmq.net.addresses import is_daemon
+from rudra_zmq.errors import AlreadyRunning, ConfigError, NotRunning, Rejected, RudraError, TimedOut, of_daemon
+from rudra_zmq.net.addresses import is_daemon, is_here, parse
 
 START_S = 20.0
 STOP_S = 60.0
@@ -40,6 +40,11 @@ def up(cli: Cli, as_json: bool) -> None:
     pid = _supervisor(state)
     if pid:
         raise AlreadyRunning(f"the cluster of {state} is already up as PID {pid}", fix="`rudra down` stops it")
+    head = cli.settings.head.address
+    if head and not is_here(parse(head)):
+        fix = "start learnerd alone: `systemctl --user enable --now rudra-learnerd`, without systemd `learnerd`"
+        what = "this host's head is elsewhere (head.address), and `rudra up` would start another"
+        raise Rejected(what, where=head, fix=fix)
     log = state / "up.log"
     with open(log, "ab") as out:
         start = out.tell()

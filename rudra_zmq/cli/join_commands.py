@@ -21,7 +21,7 @@ from rudra_zmq.cli.output import emit_json, note, say
 from rudra_zmq.config.edit import with_values
 from rudra_zmq.config.layers import read_text
 from rudra_zmq.config.load import ETC, own_folder
-from rudra_zmq.errors import RefusedBySecurity, Rejected, RudraError, UsageError
+from rudra_zmq.errors import RefusedBySecurity, Rejected, RudraError, Unreachable, UsageError
 from rudra_zmq.net import keys
 from rudra_zmq.net.addresses import Address, is_any, parse
 from rudra_zmq.net.auth import KeyPair, to_hex, to_z85
@@ -131,6 +131,9 @@ def _join(address: str, head: str, secret: str, folder: Path) -> tuple[str, str]
         if isinstance(error, RefusedBySecurity) and to_hex(KeyPair.of(to_z85(secret)).public)[:8] in error.message:
             fix = "`rudra invite` on the head makes another"
             raise RefusedBySecurity("the invitation was used, or its time is over", where=address, fix=fix) from None
+        if isinstance(error, Unreachable) and "kill -CONT" not in error.fix:
+            fix = "on the head: start psd, or `rudra invite --address` with the one that it listens at"
+            raise Unreachable(error.message, where=error.where, fix=fix) from None
         raise
     return joined.name, to_hex(pair.public)
 

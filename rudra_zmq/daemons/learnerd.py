@@ -79,7 +79,9 @@ class Learnerd(Daemon):
         )
 
     def begin(self) -> None:
-        """Connect; being registered is not awaited, so that a head may come later."""
+        """Connect; being registered is not awaited, so that a head may come later, and our key too if there is none."""
+        if keys.wanted(self._address(), self.options.settings.head.key):
+            keys.load("learnerd")
         self.lock(self.options.runtime)
         self._learners.sweep()
         devices = " ".join(self._settings.device_names) or "cpu"

@@ -170,8 +170,38 @@ def other_than_zmtp(address: Address, timeout: float = 2.0) -> str:
     return f"it says {line!r}"
 
 
+def stopped(address: Address) -> int:
+    """PID of the process of this machine that holds ``address`` and was stopped (SIGSTOP, Ctrl-Z); 0 where none was."""
+    pid = port_owner(address.port) if address.kind == "tcp" and is_here(address) else None
+    if address.kind == "ipc":
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                with _connected(address, 0.1) as plain:
+                    pid = struct.unpack("3i", plain.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            except (BlockingIOError, TimeoutError):  # its queue is full, so that its owner lives
+                pid = int(Path(f"{address.path}.lock").read_text("ascii"))
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] if pid else ""
+    except OSError:
+        return 0
+    return pid if pid and state in ("T", "t") else 0
+
+
+def is_here(address: Address) -> bool:
+    """Whether ``address`` is one of this machine; not where its host has no IP."""
+    if address.kind == "ipc" or is_any(address.host) or is_loopback(address.host):
+        return True
+    try:
+        host = resolve(address).host
+    except Unreachable:
+        return False
+    return is_loopback(host) or interface_of(host) != ""
+
+
 def unreachable(address: Address, what: str = "nobody answers", *, fix: str = "", timeout: float = 2.0) -> Unreachable:
     """The error for ``address``, with the reason found by a plain connect. ``fix``: where nobody is there."""
+    if pid := stopped(address):
+        return Unreachable(f"{what}: PID {pid} is stopped", where=str(address), fix=f"kill -CONT {pid}")
     if reason := probe(address, timeout):
         return Unreachable(f"{what}: {reason}", where=str(address), fix=fix or "start it, or give another address")
     text = f"{what}: it accepts connections, and does not answer"

@@ -13,7 +13,7 @@ from typing import TypeVar, overload
 
 from rudra_zmq import log
 from rudra_zmq.errors import RudraError, TimedOut, UsageError
-from rudra_zmq.net.addresses import parse, probe, unreachable
+from rudra_zmq.net.addresses import is_here, parse, probe, unreachable
 from rudra_zmq.net.handshake import Curve, explain
 from rudra_zmq.net.sockets import Context, Dealer, make_context
 from rudra_zmq.wire.codec import WireError, decode_control, encode_control, error_of, other_version
@@ -174,7 +174,8 @@ class RpcClient:
             if time.monotonic() >= (deadline if listens else last):
                 if (other := explain(address, None, self._curve)) is not None:
                     raise other
-                raise unreachable(address, "psd cannot be reached", fix="start it with: rudra up", timeout=0.5)
+                fix = "start it with: rudra up" if is_here(address) else "start psd there, or correct the address"
+                raise unreachable(address, "psd cannot be reached", fix=fix, timeout=0.5)
             time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))
         self._dealer = dealer
         self._met = True

@@ -144,13 +144,18 @@ def is_loopback(address: Address) -> bool:
         return False
 
 
+def wanted(address: str, head_key: str) -> bool:
+    """Whether a connection to the head is encrypted."""
+    target = parse(address)
+    return target.kind == "tcp" and (bool(head_key) or not is_loopback(target))
+
+
 def curve_to(address: str, head_key: str, owner: Owner) -> Curve:
     """What a connection to the head is encrypted with; None on ipc, and on loopback where no head.key is set.
 
     Raises RefusedBySecurity where the head's key is not known, or there is no key of ``owner``.
     """
-    target = parse(address)
-    if target.kind == "ipc" or (not head_key and is_loopback(target)):
+    if not wanted(address, head_key):
         return None
     if not head_key:
         fix = "set head.key to what `rudra keys list` on the head prints first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -14,7 +15,18 @@ from pathlib import Path
 import pytest
 
 from rudra_zmq.errors import AlreadyRunning, ConfigError, RudraError, Unreachable
-from rudra_zmq.net.addresses import MAX_PATH, Address, PathLock, parse, port_owner, probe, resolve, unreachable
+from rudra_zmq.net.addresses import (
+    MAX_PATH,
+    Address,
+    PathLock,
+    is_here,
+    parse,
+    port_owner,
+    probe,
+    resolve,
+    stopped,
+    unreachable,
+)
 from tests.net.conftest import Net
 
 
@@ -94,6 +106,61 @@ class TestProbe:
         path = tmp_path / "psd"
         error = unreachable(Address("ipc", path=str(path)), "psd cannot be reached", fix="rudra up")
         assert str(error) == f"psd cannot be reached: no such socket (ipc://{path}). Fix: rudra up"
+
+
+HOLDER = """
+import socket, sys
+kind, where = sys.argv[1:]
+if kind == "tcp":
+    sock = socket.create_server(("127.0.0.1", 0))
+else:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(where)
+    sock.listen(0 if kind == "full" else 16)
+print(sock.getsockname()[1] if kind == "tcp" else "", flush=True)
+sys.stdin.read()
+"""
+
+
+class TestStopped:
+    @pytest.mark.parametrize("kind", ["ipc", "full", "tcp"])
+    def test_who_is_stopped_is_named(self, tmp_path: Path, kind: str) -> None:
+        path = str(tmp_path / "x")
+        with (
+            subprocess.Popen(
+                [sys.executable, "-c", HOLDER, kind, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as holder,
+            contextlib.ExitStack() as held,
+        ):
+            assert holder.stdout is not None
+            port = holder.stdout.readline().strip()
+            address = parse(f"tcp://127.0.0.1:{port}" if kind == "tcp" else f"ipc://{path}")
+            try:
+                assert stopped(address) == 0
+                os.kill(holder.pid, signal.SIGSTOP)
+                os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+                if kind == "full":
+                    Path(f"{path}.lock").write_text(f"{holder.pid}\n")
+                    with contextlib.suppress(BlockingIOError):
+                        for _ in range(100):
+                            sock = held.enter_context(socket.socket(socket.AF_UNIX))
+                            sock.setblocking(False)
+                            sock.connect(path)
+                assert stopped(address) == holder.pid
+                error = unreachable(address, "psd cannot be reached", fix="rudra up")
+                text = f"psd cannot be reached: PID {holder.pid} is stopped ({address}). Fix: kill -CONT {holder.pid}"
+                assert str(error) == text
+            finally:
+                holder.kill()
+
+    def test_nobody_is_stopped_where_nobody_is(self, tmp_path: Path) -> None:
+        assert stopped(Address("ipc", path=str(tmp_path / "x"))) == 0
+        assert stopped(Address("tcp", host="nohost.invalid", port=7733)) == 0
+
+
+def test_which_addresses_are_of_this_machine() -> None:
+    assert all(map(is_here, map(parse, ("ipc:///x", "tcp://127.0.0.1:1", "tcp://[::1]:1", "tcp://0.0.0.0:1"))))
+    assert not any(map(is_here, map(parse, ("tcp://192.0.2.1:1", "tcp://nohost.invalid:1"))))
 
 
 class TestPathLock:

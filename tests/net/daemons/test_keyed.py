@@ -212,3 +212,35 @@ def test_a_secret_that_others_may_read_is_not_used(place: Place) -> None:
     )  # fmt: skip
     assert status == 5 and text.count("\n") == 1 and f"chmod 600 {secret}" in text
     assert not Path(place.state / "endpoint.json").exists()
+
+
+@pytest.mark.parametrize("fault", ["others may read it", "it is none"])
+def test_learnerd_does_not_start_with_a_key_that_is_not_to_be_trusted(place: Place, fault: str) -> None:
+    host = Person(place, "host")
+    host.make("learnerd")
+    key = host.folder / "rudra/keys/learnerd.key"
+    if fault == "it is none":
+        key.write_text("rubbish")
+    else:
+        key.chmod(0o644)
+    env = {"XDG_CONFIG_HOME": str(host.folder), "RUDRA_HEAD_KEY": to_hex(KeyPair.new().public)}
+    folders = ("--state", str(place.state), "--runtime", str(place.runtime))
+    status, said = place.run("learnerd", "--head", "tcp://127.0.0.1:1", *folders, env=env)
+    words = "this is no secret key" if fault == "it is none" else "others can read the secret key (mode 0644)"
+    assert status == 5 and words in said and "Fix: rm " in said  # as psd's
+
+
+def test_an_invitation_to_where_nobody_listens(place: Place) -> None:
+    host = Person(place, "host")
+    head, secret = (to_hex(KeyPair.new().public) for _ in range(2))
+    said = host("host-join", f"tcp://127.0.0.1:1/{head}/{secret}", status=4)[2]
+    assert "refused: nobody listens" in said and "Fix: on the head: start psd" in said and "rudra up" not in said
+
+
+def test_up_where_the_head_is_another_machine(place: Place) -> None:
+    host = Person(place, "host")
+    host.env["RUDRA_PATHS_STATE"] = str(place.state)
+    host.set(address="tcp://192.0.2.1:7733", key=to_hex(KeyPair.new().public))
+    said = host("up", status=2)[2]
+    assert "head is elsewhere" in said and "tcp://192.0.2.1:7733" in said and "start learnerd alone" in said
+    assert not (place.state / "up.log").exists()

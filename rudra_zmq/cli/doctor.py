@@ -46,9 +46,9 @@ def doctor(cli: Cli, as_json: bool) -> int:
     \b
       rudra doctor
 
-    A line per finding, with what mends it, within 20 s; mending is left to you. Looked at here: settings, state folder
-    and its disk, open files and memory that the daemons may have, ports, GPUs, units. At the head: whether and why not
-    it is reached, its clock, which hosts are silent, lack a declared GPU, or have other versions.
+    A line per finding, with what mends it, within 20 s; mending is left to you. Looked at here: settings, state folder,
+    its registry and disk, keys, open files and memory that the daemons may have, ports, GPUs, units. At the head:
+    whether and why not it is reached, its clock, which hosts are silent, lack a declared GPU, or have other versions.
 
     Exit status: 0, or of the errors the first of: 4 or 5 the head cannot be reached, or refuses; 1 something here;
     7 some hosts. Warnings and notes change nothing. Run it as the user of the daemons, or as root.
@@ -89,6 +89,8 @@ def _checks(cli: Cli) -> dict[str, Check]:
         "settings": here.settings,
         "[host]": partial(here.host_section, config.host),
         "state folder": partial(here.state, config),
+        "registry": partial(here.registries, config),
+        "keys": here.own_keys,
         "limits": partial(here.limits, daemons, bool(config.host.devices)),
         "memory": partial(here.memory, daemons),
         "ports": partial(here.ports, config, [pid for name, pid in daemons if name == "psd"]),

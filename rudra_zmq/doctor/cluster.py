@@ -15,7 +15,17 @@ from rudra_zmq import __version__
 from rudra_zmq.doctor.findings import Finding, of_error
 from rudra_zmq.errors import EXIT_SOME_HOSTS, EXIT_UNREACHABLE, RudraError
 from rudra_zmq.head.fleet import differing
-from rudra_zmq.net.addresses import Address, is_loopback, other_than_zmtp, parse, port_owner, probe, resolve, way_to
+from rudra_zmq.net.addresses import (
+    Address,
+    is_loopback,
+    other_than_zmtp,
+    parse,
+    port_owner,
+    probe,
+    resolve,
+    stopped,
+    way_to,
+)
 from rudra_zmq.wire.messages.control import HostRow, Hosts
 
 PROBE_S = 2.0
@@ -64,6 +74,9 @@ def look(way: Way, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
 
 def _unreached(address: Address) -> Finding | None:
     """Why no psd can answer at this address."""
+    if still := stopped(address):
+        text, fix = f"what listens there (PID {still}) is stopped", f"kill -CONT {still}"
+        return Finding("head-stopped", "error", str(address), text, fix, EXIT_UNREACHABLE)
     if reason := probe(address, PROBE_S):
         known = next((fix for start, fix in _FIXES if start in reason), "")
         fix = known or "start psd with `rudra up`, or name another address (head.address, --head)"

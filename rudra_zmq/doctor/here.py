@@ -5,6 +5,7 @@ Owns: what is too little, and what is in the way. Must not know: the head, other
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
@@ -16,7 +17,9 @@ from rudra_zmq.config import RudraToml, check_rudra
 from rudra_zmq.config.host import HostSection
 from rudra_zmq.daemons.readiness import own_problems
 from rudra_zmq.doctor.findings import HERE, Finding, of_error, of_line, size
-from rudra_zmq.errors import ConfigError, RudraError
+from rudra_zmq.errors import ConfigError, NotFound, RudraError
+from rudra_zmq.head.registry import Registry
+from rudra_zmq.net import keys
 from rudra_zmq.net.addresses import Address, is_any, is_daemon, lock_holder, parse, port_owner, probe
 
 PROC = Path("/proc")
@@ -57,6 +60,35 @@ def state(config: RudraToml, mounts: str | None = None, system: Path = paths.SYS
         folders.append(system)
     for folder in {os.stat(folder).st_dev: folder for folder in reversed(folders)}.values():
         yield from _room(folder)
+
+
+def own_keys(system: Path | None = None) -> Iterator[Finding]:
+    """Secret keys that a daemon or a command would refuse. ``system``: its daemons' keys, root's to look at."""
+    if system is None and os.getuid() == 0:
+        system = keys.SYSTEM
+    for folder in [keys.person_folder(), *([system] if system else [])]:
+        for owner in ("psd", "learnerd", "user"):
+            try:
+                keys.read(folder / f"{owner}.key")
+            except NotFound:
+                continue
+            except RudraError as error:
+                yield of_error("key", error)
+
+
+def registries(config: RudraToml, system: Path = paths.SYSTEM_PSD) -> Iterator[Finding]:
+    """Those that psd could not open: torn, newer, no database. The state folder's own faults are told by ``state``."""
+    folders = [system] if os.access(system, os.W_OK) else []  # another's cannot be judged without its -shm file
+    with contextlib.suppress(RudraError):
+        folders.insert(0, paths.state_folder(config.paths.state))
+    for file in map(paths.registry_file, folders):
+        try:
+            if file.exists() and file.stat().st_size:  # psd takes an empty one
+                Registry.open_readonly(file).close()
+        except NotFound:
+            continue
+        except RudraError as error:
+            yield of_error("registry", error)
 
 
 def _room(folder: Path) -> Iterator[Finding]:

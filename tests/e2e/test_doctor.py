@@ -34,7 +34,9 @@ def test_a_cluster_from_nothing_to_a_stopped_psd(rudra: Rudra) -> None:
         os.kill(psd, signal.SIGSTOP)
         try:
             ((id, text),) = findings(rudra, 4)
-            assert id == "head-other" and "it says nothing in 2 s" in text
+            assert id == "head-stopped" and f"(PID {psd}) is stopped" in text
+            said = rudra("keys", "list", status=4).err
+            assert f"PID {psd} is stopped" in said and f"Fix: kill -CONT {psd}" in said
         finally:
             os.kill(psd, signal.SIGCONT)
     finally:

@@ -9,9 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from rudra_zmq import paths
 from rudra_zmq.config import load_rudra
 from rudra_zmq.config.host import HostSection, RudraToml
 from rudra_zmq.doctor import here
+from rudra_zmq.head.registry import Registry
+from rudra_zmq.net import keys
 from tests.conftest import PrivateHome
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -48,6 +51,36 @@ def test_interpreters_and_paths_of_host_that_are_not_there(tmp_path: Path) -> No
         "[host] python.ml: there is no interpreter /nowhere/python",
         "[host] paths.d: there is no /nowhere",
     ]
+
+
+@pytest.mark.parametrize("owner", ["psd", "learnerd", "user"])
+def test_keys_that_would_be_refused(private_home: PrivateHome, tmp_path: Path, owner: str) -> None:
+    assert list(here.own_keys(tmp_path)) == []
+    path, _ = keys.make(owner, keys.person_folder())
+    assert list(here.own_keys(tmp_path)) == []
+    path.chmod(0o644)
+    (found,) = here.own_keys(tmp_path)
+    assert (found.id, found.level, found.where) == ("key", "error", str(path))
+    assert "others can read the secret key (mode 0644)" in found.text
+    path.chmod(0o600)
+    path.write_text("rubbish")
+    (found,) = here.own_keys(tmp_path)
+    assert "no secret key" in found.text and f"rm {path}" in found.fix
+
+
+def test_a_registry_that_psd_cannot_open(private_home: PrivateHome, tmp_path: Path) -> None:
+    config = load_rudra([f"paths.state={tmp_path}"]).config
+    file = paths.registry_file(paths.state_folder(config.paths.state))
+    assert list(here.registries(config, tmp_path / "none")) == []
+    file.touch()
+    assert list(here.registries(config, tmp_path / "none")) == []
+    file.unlink()
+    Registry.open(file).close()
+    assert list(here.registries(config, tmp_path / "none")) == []
+    file.write_bytes(b"torn" * 1000)
+    (found,) = here.registries(config, tmp_path / "none")
+    assert (found.id, found.level, found.where) == ("registry", "error", str(file))
+    assert "file is not a database" in found.text and "move it away" in found.fix
 
 
 def test_open_files(tmp_path: Path) -> None:

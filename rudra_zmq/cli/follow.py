@@ -22,6 +22,7 @@ HOLD_S = 1.0  # how long the head may hold an answer: also the beat of the bar
 PATIENCE_S = 60.0  # a head that restarts is waited for
 DAY_S = 86400.0
 WIDEST_BAR = 30
+_ENDS = tuple(ENDED)  # a line of the story that begins so is the head's, of the job's end
 _EPOCH_DONE = re.compile(r"epoch (\d+): ")  # the node's line, told with more figures than it has at that moment
 
 
@@ -192,7 +193,7 @@ class Follower:
         p, ended = reply.job.progress, reply.job.state in ENDED
         for event in reply.rows:
             self.seen = event.seq
-            if ended and p is not None and event is reply.rows[-1]:  # how it ended comes last
+            if p is not None and event.text.startswith(_ENDS):  # how it ended comes last
                 self._tell(*self._epochs.lines(p, ended))
             if not self._epochs.done(event):
                 self._tell(event_line(event))

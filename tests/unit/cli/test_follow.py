@@ -118,11 +118,13 @@ def test_a_follower_tells_all_of_the_story_before_it_ends(capsys: pytest.Capture
     assert sum("epoch 1 of 3" in line for line in lines) == 1 and "warning: slow" in lines
 
 
-def test_the_last_test_is_told_before_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("state", ["RUNNING", "DONE"])  # the line may come before the state
+def test_the_last_test_is_told_before_the_end(state: str, capsys: pytest.CaptureFixture[str]) -> None:
     ended = job("DONE", figures(epoch(0, 0.8)))
     head = FakeHead(
         Events(rows=[event(1, "epoch 1: ...")], job=job("RUNNING", figures(epoch(0)))),
-        Events(rows=[event(2, "DONE: 100 samples")], job=ended),
+        Events(rows=[event(2, "DONE: 100 samples")], job=job(state, figures(epoch(0, 0.8)))),
+        Events(rows=[], job=ended),
         Events(rows=[], job=ended),
     )
     follower(head).wait()
